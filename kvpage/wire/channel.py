@@ -1,0 +1,174 @@
+"""Frames with file descriptors over a Unix stream socket: the same code on both sides, and it never blocks.
+
+A frame is an 8-byte header (u32 little-endian length of the payload, u8 number of descriptors, 3 zero bytes) and the
+payload. The descriptors of a frame are attached to its first byte. `FrameReader` cuts what arrives into frames,
+`Outbox` holds what the socket did not take yet; whoever owns the socket decides when to wait.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kvpage.errors import ProtocolError
+
+MAX_FRAME_BYTES = 8 << 20
+MAX_FDS_PER_FRAME = 16
+
+_HEADER = struct.Struct("<IB3s")
+_ZEROS = bytes(3)
+_READ_BYTES = 64 << 10
+_FD_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * _FD_BYTES)
+
+
+class Frame(NamedTuple):
+    payload: bytes
+    fds: list[int]
+    """Open descriptors, owned by whoever took the frame."""
+
+
+def close_fds(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def header(payload_bytes: int, num_fds: int) -> bytes:
+    """The 8 bytes in front of a payload; raises `ProtocolError` when no peer would accept the frame."""
+    _check_header(payload_bytes, num_fds, _ZEROS)
+    return _HEADER.pack(payload_bytes, num_fds, _ZEROS)
+
+
+def _check_header(payload_bytes: int, num_fds: int, zeros: bytes) -> None:
+    if zeros != _ZEROS:
+        raise ProtocolError(f"bytes 5 to 7 of a frame header must be zero, they are {zeros.hex()}")
+    if not 0 < payload_bytes <= MAX_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {payload_bytes} bytes: it must have 1 to {MAX_FRAME_BYTES} bytes")
+    if num_fds > MAX_FDS_PER_FRAME:
+        raise ProtocolError(f"a frame with {num_fds} descriptors: at most {MAX_FDS_PER_FRAME} are allowed")
+
+
+class FrameReader:
+    """Bytes and descriptors as they arrive, cut into frames. After a `ProtocolError` only `close` is of use."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+        self._fds: deque[int] = deque()
+
+    def __repr__(self) -> str:
+        return f"<FrameReader {len(self._data)} bytes, {len(self._fds)} descriptors>"
+
+    def read(self, sock: socket.socket) -> bool:
+        """Take what one `recvmsg` gives; False at the end of the stream.
+
+        Raises `BlockingIOError` when a non-blocking socket has nothing, `ProtocolError` when descriptors were lost.
+        """
+        data, ancillary, flags, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        self.feed(data, _descriptors(ancillary))
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError(f"more than {MAX_FDS_PER_FRAME} descriptors in one message")
+        return bool(data)
+
+    def feed(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Add bytes and descriptors; the reader owns the descriptors until a frame takes them."""
+        self._data += data
+        self._fds.extend(fds)
+
+    def take(self) -> Frame | None:
+        """The next whole frame, or None. Raises `ProtocolError` for a bad header and for missing or surplus fds."""
+        if len(self._data) < _HEADER.size:
+            self._check_surplus(0 if not self._data else MAX_FDS_PER_FRAME)
+            return None
+        payload_bytes, num_fds, zeros = _HEADER.unpack_from(self._data)
+        _check_header(payload_bytes, num_fds, zeros)
+        end = _HEADER.size + payload_bytes
+        if len(self._data) < end:
+            self._check_surplus(num_fds)
+            return None
+        if len(self._fds) < num_fds:
+            raise ProtocolError(f"a frame announced {num_fds} descriptors, {len(self._fds)} came with it")
+        payload = bytes(memoryview(self._data)[_HEADER.size : end])
+        del self._data[:end]
+        return Frame(payload, [self._fds.popleft() for _ in range(num_fds)])
+
+    def _check_surplus(self, expected: int) -> None:
+        # Descriptors come with the first byte of their frame, so none of these can belong to a frame still to begin.
+        if len(self._fds) > expected:
+            raise ProtocolError(f"{len(self._fds)} descriptors came where at most {expected} were announced")
+
+    def close(self) -> None:
+        """Close every descriptor that no frame has taken."""
+        self._data.clear()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+
+def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+    return fds.tolist()
+
+
+class _Outgoing:
+    """One frame on its way; `fds` is empty once they are sent."""
+
+    def __init__(self, data: bytes, fds: Sequence[int]) -> None:
+        self.rest = memoryview(data)
+        self.fds = list(fds)
+
+
+class Outbox:
+    """Frames in the order they go out. It owns their descriptors and closes each one when it is sent or given up."""
+
+    def __init__(self) -> None:
+        self._frames: deque[_Outgoing] = deque()
+        self.num_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self._frames)} frames, {self.num_bytes} bytes>"
+
+    def push(self, payload: bytes, fds: Sequence[int] = ()) -> None:
+        """Queue a frame and take over `fds`, which are closed even if the frame is refused."""
+        try:
+            data = header(len(payload), len(fds)) + payload
+        except ProtocolError:
+            close_fds(fds)
+            raise
+        self._frames.append(_Outgoing(data, fds))
+        self.num_bytes += len(data)
+
+    def flush(self, sock: socket.socket) -> bool:
+        """Send what the socket takes without waiting; True when nothing is left."""
+        while self._frames:
+            try:
+                self._send_some(sock, self._frames[0])
+            except BlockingIOError:
+                return False
+        return True
+
+    def _send_some(self, sock: socket.socket, frame: _Outgoing) -> None:
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        if frame.fds:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", frame.fds))]
+            sent = sock.sendmsg([frame.rest], rights, flags)
+            close_fds(frame.fds)
+            frame.fds = []
+        else:
+            sent = sock.send(frame.rest, flags)
+        self.num_bytes -= sent
+        frame.rest = frame.rest[sent:]
+        if not frame.rest:
+            self._frames.popleft()
+
+    def close(self) -> None:
+        """Give up what was not sent."""
+        while self._frames:
+            close_fds(self._frames.popleft().fds)
+        self.num_bytes = 0
