@@ -1,0 +1,1 @@
+"""Memory that several processes share: one contract (`base`), one module for each kind of handle."""
