@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 11):  # before any import that an older Python does not have
+if sys.version_info < (3, 11):  # noqa: UP036 - before any import that an older Python does not have
     sys.exit(
         f"kvpage needs Python 3.11 or newer, and this is {sys.version.split()[0]} ({sys.executable}). "
         "Choose another, for example: make demo PYTHON=python3.12"
@@ -22,6 +22,7 @@ import argparse
 import os
 import platform
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from environment import CHECKOUT, BootstrapError, Environment
@@ -52,20 +53,18 @@ def bring_up_to_date(environment: Environment, extras: tuple[str, ...], *, edita
     if not environment.usable():
         environment.create()
     found = Stamp.read(environment.stamp_path)
-    current = Stamp(
-        requirements=requirements_digest(),
-        sources="editable" if editable else sources_digest(),
-        extras=extras,
-    )
-    if found is not None and found.covers(current):
+    sources = "editable" if editable else sources_digest()
+    wanted = Stamp(requirements=requirements_digest(), sources=sources, extras=extras)
+    missing = found.missing(wanted) if found is not None else "everything"
+    if missing == "nothing":
         return
     environment.stamp_path.unlink(missing_ok=True)
-    if found is not None and found.covers_requirements(current):
+    if found is not None and missing == "wheel":
         install_wheel(environment)
-        current = Stamp(requirements=current.requirements, sources=current.sources, extras=found.extras)
+        wanted = replace(wanted, extras=found.extras)
     else:
         install_everything(environment, extras, editable=editable)
-    current.write(environment.stamp_path)
+    wanted.write(environment.stamp_path)
     say(f"{environment.folder.name} is ready")
 
 

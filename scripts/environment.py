@@ -45,12 +45,10 @@ class Environment:
 
     def usable(self) -> bool:
         """True when its interpreter runs, has pip, and is the version that runs this script."""
-        version = "%d.%d" % sys.version_info[:2]
-        probe = "import pip, sys; print('%d.%d' % sys.version_info[:2])"
-        return self.python.exists() and self._output("-c", probe) == version
+        return self.python.exists() and self._output("-c", "import pip, sys; print(sys.version)") == sys.version
 
     def create(self) -> None:
-        """Make it anew. A torch that the system's Python has already is shared, being large; nothing else is."""
+        """Make it anew; where the system's Python has torch (as in a GPU container), its packages are shared."""
         if self.folder.exists() and not (self.folder / "pyvenv.cfg").exists():
             raise BootstrapError(
                 f"{self.folder} exists and is not a virtual environment; move it or set KVPAGE_VENV to another folder"
@@ -63,7 +61,8 @@ class Environment:
             )
         print(f"bootstrap: making {self.folder}", flush=True)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self._run([sys.executable, "-m", "venv", str(self.folder)], "making the virtual environment")
+        sharing = ["--system-site-packages"] if system_has_torch() else []
+        self._run([sys.executable, "-m", "venv", *sharing, str(self.folder)], "making the virtual environment")
 
     def build_requirements(self) -> list[str]:
         """What pyproject.toml asks for to build the wheel."""
@@ -75,7 +74,9 @@ class Environment:
         """Build the checkout's wheel inside the environment's folder; returns its path."""
         output = self.folder / "wheel"
         shutil.rmtree(output, ignore_errors=True)
-        self._run([str(self.python), "-m", "hatchling", "build", "-t", "wheel", "-d", str(output)], "building the wheel")
+        self._run(
+            [str(self.python), "-m", "hatchling", "build", "-t", "wheel", "-d", str(output)], "building the wheel"
+        )
         return next(output.glob("kvpage-*.whl"))
 
     def pip_install(self, *arguments: str, quiet: bool = True) -> None:
@@ -98,15 +99,24 @@ class Environment:
         return None
 
     def _output(self, *arguments: str) -> str | None:
-        """What the environment's Python prints, or None when it fails."""
-        command = [str(self.python), *arguments]
-        done = subprocess.run(command, cwd=CHECKOUT, env=own_variables(), capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
+        return output_of([str(self.python), *arguments])
 
-    def _run(self, command: list[str], what: str) -> None:
-        done = subprocess.run(command, cwd=CHECKOUT, env=own_variables(), check=False)
+    def _run(self, command: list[str], what: str, stdout: int | None = None) -> None:
+        done = subprocess.run(command, cwd=CHECKOUT, env=own_variables(), stdout=stdout, check=False)
         if done.returncode != 0:
             raise BootstrapError(f"{what} failed with exit status {done.returncode}; its output is above")
+
+
+def system_has_torch() -> bool:
+    """True when the Python below any active environment imports torch."""
+    base_python: str = getattr(sys, "_base_executable", sys.executable)
+    return output_of([base_python, "-c", IMPORT_TORCH]) is not None
+
+
+def output_of(command: list[str]) -> str | None:
+    """What `command` prints, or None when it fails; its error output is dropped."""
+    done = subprocess.run(command, cwd=CHECKOUT, env=own_variables(), capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def own_variables() -> dict[str, str]:

@@ -7,8 +7,11 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from environment import CHECKOUT, CONSTRAINTS
+
+Missing = Literal["everything", "wheel", "nothing"]
 
 SOURCE_FOLDERS = ("kvpage", "server")
 SOURCE_FILES = ("README.md", "LICENSE")
@@ -24,13 +27,11 @@ class Stamp:
     """Of every file that goes into the wheel; "editable" where the checkout itself is installed."""
     extras: tuple[str, ...]
 
-    def covers_requirements(self, wanted: Stamp) -> bool:
-        """True when only the wheel itself can be older than `wanted`."""
-        return self.requirements == wanted.requirements and set(wanted.extras) <= set(self.extras)
-
-    def covers(self, wanted: Stamp) -> bool:
-        """True when there is nothing to do."""
-        return self.covers_requirements(wanted) and self.sources == wanted.sources
+    def missing(self, wanted: Stamp) -> Missing:
+        """What an environment with this stamp lacks of `wanted`."""
+        if self.requirements != wanted.requirements or not set(wanted.extras) <= set(self.extras):
+            return "everything"
+        return "nothing" if self.sources == wanted.sources else "wheel"
 
     def write(self, path: Path) -> None:
         """Record it; called after the last install step, so an interrupted set-up starts again."""

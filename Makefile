@@ -1,0 +1,49 @@
+# kvpage: `make demo` shows it working, `make test` checks it; both set up .venv by themselves.
+# Another Python: make demo PYTHON=python3.12. Another folder: KVPAGE_VENV=/path/to/venv.
+
+PYTHON ?= python3
+VENV := $(or $(KVPAGE_VENV),.venv)
+BIN := $(VENV)/bin
+# -E: no setting of an active environment decides where kvpage is installed.
+BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
+
+.PHONY: help demo test test-long test-gpu bench lint dev lock clean
+.DEFAULT_GOAL := help
+
+help: ## Say what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: ## Plan two models, share their memory between processes, check every value
+	@$(BOOTSTRAP) demo
+	@$(BIN)/kvpage demo
+
+test: lint ## Check style, types and the installed wheel (the default tier)
+	$(BIN)/pytest
+
+test-long: lint ## The same with 10,000 random examples for each property
+	$(BIN)/pytest --tier long
+
+test-gpu: .tested-wheel ## Only the tests that need an NVIDIA GPU
+	$(BIN)/pytest -m gpu
+
+bench: .tested-wheel ## Measure planning, attaching, import time and memory
+	$(BIN)/python -m benchmarks
+
+lint: .tested-wheel ## ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+.PHONY: .tested-wheel
+.tested-wheel:
+	@$(BOOTSTRAP) test
+
+dev: ## An editable install in .venv-dev
+	@$(BOOTSTRAP) dev
+
+lock: ## Resolve constraints.txt again (needs uv); torch stays out, engines choose their own
+	uv pip compile pyproject.toml --extra server --extra dev --universal --python-version 3.11 --upgrade \
+	  --no-annotate --custom-compile-command "make lock" --quiet --output-file constraints.txt
+
+clean: ## Remove what the other targets made
+	rm -rf .venv .venv-dev .venv.lock .venv-dev.lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

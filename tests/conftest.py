@@ -1,0 +1,85 @@
+"""What every suite shares: tiers, the seed, a private environment, and the leak check."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from support.leaks import leak_guard
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
+
+settings.register_profile("default", max_examples=300, deadline=None, print_blob=True)
+settings.register_profile("long", max_examples=10_000, deadline=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    tier = os.environ.get("KVPAGE_TEST_TIER", "default")
+    parser.addoption("--tier", choices=("default", "long"), default=tier, help="how many random examples, and how long")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile(config.getoption("--tier"))
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = random.SystemRandom().getrandbits(32)
+    isolate_environment()
+
+
+def isolate_environment() -> None:
+    """Let no setting of the person who runs the tests in, and no folder of theirs be written to."""
+    for name in [name for name in os.environ if name.startswith("KVPAGE_") and name != "KVPAGE_TEST_TIER"]:
+        del os.environ[name]
+    os.environ["KVPAGE_RUN_DIR"] = "/nonexistent/set-by-the-tests"
+    # Children started in the checkout import the installed kvpage too, not the folder they stand in.
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    seed = config.option.hypothesis_seed
+    return f"tier: {config.getoption('--tier')}; seed: {seed} (repeat with --hypothesis-seed={seed})"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") and config.getoption("--tier") != "long":
+            item.add_marker(pytest.mark.skip(reason="runs in the long tier: make test-long"))
+        if item.get_closest_marker("gpu") and not NVIDIA_DRIVER.exists():
+            item.add_marker(pytest.mark.skip(reason=f"no NVIDIA driver: {NVIDIA_DRIVER} is absent"))
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """The run's seed, for random tests that do not use hypothesis."""
+    return int(request.config.option.hypothesis_seed)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Tests marked `anyio` run on asyncio, the loop the server uses."""
+    return "asyncio"
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A private run directory whose path leaves room for a socket's name (107 bytes in all)."""
+    path = Path(tempfile.mkdtemp(prefix="kvp-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fail a passing test that leaves a descriptor, a memfd mapping or a child behind.
+
+    Name it first among a test's fixtures: those set up after it are torn down before it looks.
+    """
+    with leak_guard():
+        yield

@@ -1,0 +1,149 @@
+"""Set-up does what is missing and no more, and says plainly why it cannot go on."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootstrap import bring_up_to_date
+from environment import BootstrapError, Environment, own_variables
+from stamp import Stamp, sources_digest
+from support.checkout import ROOT
+
+TORCH_ALREADY_THERE = "2.13.0+cpu"
+
+
+class RecordingEnvironment(Environment):
+    """Notes what it is asked for instead of doing it."""
+
+    def __init__(self, folder: Path, *, usable: bool = True) -> None:
+        super().__init__(folder)
+        self.steps: list[str] = []
+        self._usable = usable
+
+    def usable(self) -> bool:
+        return self._usable
+
+    def create(self) -> None:
+        self.steps.append("create")
+
+    def build_wheel(self) -> Path:
+        self.steps.append("build wheel")
+        return self.folder / "kvpage.whl"
+
+    def pip_install(self, *arguments: str, quiet: bool = True) -> None:
+        self.steps.append("pip " + " ".join(arguments))
+
+    def importable_torch(self) -> str | None:
+        return TORCH_ALREADY_THERE
+
+
+def steps_of(folder: Path, extras: tuple[str, ...] = ("server",), *, usable: bool = True) -> list[str]:
+    environment = RecordingEnvironment(folder, usable=usable)
+    bring_up_to_date(environment, extras, editable=False)
+    return [step.replace(str(folder), "VENV") for step in environment.steps]
+
+
+REINSTALL = ["build wheel", "pip --no-deps --force-reinstall VENV/kvpage.whl"]
+
+
+def test_a_new_environment_gets_everything(tmp_path: Path) -> None:
+    steps = steps_of(tmp_path, usable=False)
+    assert steps[0] == "create"
+    assert steps[1].startswith("pip hatchling")
+    assert steps[2:] == [*REINSTALL, "pip VENV/kvpage.whl[server]"]
+
+
+def test_a_second_run_does_nothing(tmp_path: Path) -> None:
+    steps_of(tmp_path, ("dev", "server"))
+    assert steps_of(tmp_path, ("server",)) == []
+
+
+def test_changed_sources_replace_the_wheel_only_and_keep_the_extras(tmp_path: Path) -> None:
+    steps_of(tmp_path, ("dev", "server"))
+    rewrite(tmp_path, sources="older")
+    assert steps_of(tmp_path, ("server",)) == REINSTALL
+    assert steps_of(tmp_path, ("dev", "server")) == []
+
+
+@pytest.mark.parametrize("stamp", ["", "[]", '{"requirements": "x"}'])
+def test_an_unreadable_stamp_means_everything(tmp_path: Path, stamp: str) -> None:
+    steps_of(tmp_path)
+    (tmp_path / "kvpage-bootstrap.json").write_text(stamp)
+    assert len(steps_of(tmp_path)) == 4
+
+
+def test_changed_requirements_or_a_new_extra_mean_everything(tmp_path: Path) -> None:
+    steps_of(tmp_path)
+    assert len(steps_of(tmp_path, ("dev", "server"))) == 4
+    rewrite(tmp_path, requirements="older")
+    assert len(steps_of(tmp_path)) == 4
+
+
+def rewrite(folder: Path, **fields: str) -> None:
+    """Change fields of the stamp that a run left."""
+    path = folder / "kvpage-bootstrap.json"
+    found = Stamp.read(path)
+    assert found is not None
+    values = {"requirements": found.requirements, "sources": found.sources, **fields}
+    Stamp(requirements=values["requirements"], sources=values["sources"], extras=found.extras).write(path)
+
+
+def test_an_interrupted_install_leaves_no_stamp(tmp_path: Path) -> None:
+    class Failing(RecordingEnvironment):
+        def pip_install(self, *arguments: str, quiet: bool = True) -> None:
+            raise BootstrapError("no network")
+
+    steps_of(tmp_path)
+    rewrite(tmp_path, sources="older")
+    with pytest.raises(BootstrapError):
+        bring_up_to_date(Failing(tmp_path), ("server",), editable=False)
+    assert not (tmp_path / "kvpage-bootstrap.json").exists()
+
+
+def test_the_digest_of_the_sources_sees_content_names_and_new_files(tmp_path: Path) -> None:
+    module = tmp_path / "kvpage" / "a.py"
+    module.parent.mkdir()
+    module.write_text("1")
+    digests = [sources_digest(tmp_path)]
+    module.write_text("2")
+    digests.append(sources_digest(tmp_path))
+    module.rename(module.with_name("b.py"))
+    digests.append(sources_digest(tmp_path))
+    (tmp_path / "kvpage" / "c.py").write_text("")
+    digests.append(sources_digest(tmp_path))
+    assert len(set(digests)) == 4
+    (tmp_path / "kvpage" / "__pycache__").mkdir()
+    (tmp_path / "kvpage" / "__pycache__" / "c.pyc").write_text("")
+    assert sources_digest(tmp_path) == digests[-1]
+
+
+def test_a_python_without_ensurepip_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(BootstrapError, match="python3-venv"):
+        Environment(tmp_path / "venv").create()
+
+
+def test_a_folder_that_is_no_environment_is_never_removed(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    with pytest.raises(BootstrapError, match="KVPAGE_VENV"):
+        Environment(tmp_path).create()
+    assert (tmp_path / "precious").exists()
+
+
+def test_settings_of_an_active_environment_do_not_reach_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VIRTUAL_ENV", "PYTHONPATH", "PIP_USER", "PIP_TARGET"):
+        monkeypatch.setenv(name, "elsewhere")
+    assert "elsewhere" not in own_variables().values()
+    assert own_variables()["PATH"] == os.environ["PATH"]
+
+
+def test_an_old_python_reaches_the_version_check() -> None:
+    tree = ast.parse((ROOT / "scripts" / "bootstrap.py").read_text(), feature_version=(3, 7))
+    check = next(index for index, node in enumerate(tree.body) if isinstance(node, ast.If))
+    imports = [node for node in tree.body[:check] if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [ast.unparse(node) for node in imports] == ["from __future__ import annotations", "import sys"]
