@@ -74,9 +74,8 @@ class Environment:
         """Build the checkout's wheel inside the environment's folder; returns its path."""
         output = self.folder / "wheel"
         shutil.rmtree(output, ignore_errors=True)
-        self._run(
-            [str(self.python), "-m", "hatchling", "build", "-t", "wheel", "-d", str(output)], "building the wheel"
-        )
+        command = [str(self.python), "-m", "hatchling", "build", "-t", "wheel", "-d", str(output)]
+        self._run(command, "building the wheel", show=False)
         return next(output.glob("kvpage-*.whl"))
 
     def pip_install(self, *arguments: str, quiet: bool = True) -> None:
@@ -101,9 +100,13 @@ class Environment:
     def _output(self, *arguments: str) -> str | None:
         return output_of([str(self.python), *arguments])
 
-    def _run(self, command: list[str], what: str, stdout: int | None = None) -> None:
-        done = subprocess.run(command, cwd=CHECKOUT, env=own_variables(), stdout=stdout, check=False)
+    def _run(self, command: list[str], what: str, *, show: bool = True) -> None:
+        """Run `command`; what it prints is shown as it comes, or with `show=False` only when it fails."""
+        stdout, stderr = (None, None) if show else (subprocess.PIPE, subprocess.STDOUT)
+        done = subprocess.run(command, cwd=CHECKOUT, env=own_variables(), stdout=stdout, stderr=stderr, check=False)
         if done.returncode != 0:
+            if done.stdout is not None:
+                print(done.stdout.decode(errors="replace"), file=sys.stderr, flush=True)
             raise BootstrapError(f"{what} failed with exit status {done.returncode}; its output is above")
 
 

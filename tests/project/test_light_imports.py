@@ -13,7 +13,8 @@ HEAVY = ("fastapi", "httpx", "numpy", "pydantic", "starlette", "torch", "uvicorn
 def modules_after(statement: str) -> set[str]:
     """Top-level modules that a fresh interpreter has loaded after `statement`."""
     program = f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
 

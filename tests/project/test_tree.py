@@ -1,0 +1,68 @@
+"""The checkout as a whole: sizes, what files must not mention, and that the documented commands exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from support.checkout import ROOT, python_sources, tracked_files
+from support.tree import MAX_FILE_LINES, MAX_FUNCTION_LINES, forbidden_mentions, too_long
+
+# What may be longer than the limits, each with its reason.
+ALLOWED_LENGTHS: dict[str, str] = {}
+
+TARGET = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)
+
+
+def makefile_targets() -> set[str]:
+    return set(TARGET.findall((ROOT / "Makefile").read_text()))
+
+
+def test_no_tracked_file_mentions_one_machine() -> None:
+    mentions = []
+    for path in tracked_files():
+        text = path.read_bytes().decode("utf-8", errors="replace")
+        mentions += [f"{path.relative_to(ROOT)} {mention}" for mention in forbidden_mentions(text)]
+    assert mentions == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["see /" + "root/x", "\n'/" + "home/someone/x'", "--index-url https://py" + "pi.org/simple", "<" * 7 + " HEAD\n"],
+)
+def test_the_mention_check_fires(text: str) -> None:
+    assert len(forbidden_mentions(text)) == 1
+
+
+def test_files_and_functions_are_short_or_say_why() -> None:
+    found = {
+        long
+        for path in python_sources("kvpage", "server", "scripts", "examples", "benchmarks")
+        for long in too_long(path.read_text(), str(path.relative_to(ROOT)))
+    }
+    assert found == set(ALLOWED_LENGTHS), "split it by decision, or name it in ALLOWED_LENGTHS with the reason"
+
+
+def test_the_length_check_fires() -> None:
+    body = "    x = 1\n" * MAX_FUNCTION_LINES
+    assert list(too_long(f"def long():\n{body}", "a.py")) == ["a.py:long"]
+    assert list(too_long(f"def fits():\n{body[10:]}", "a.py")) == []
+    assert list(too_long("x = 1\n" * (MAX_FILE_LINES + 1), "a.py")) == ["a.py"]
+    assert list(too_long("x = 1\n" * MAX_FILE_LINES, "a.py")) == []
+
+
+def test_the_readme_names_the_two_commands_and_no_target_that_is_missing() -> None:
+    mentioned = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= mentioned
+    assert mentioned <= makefile_targets()
+
+
+def test_ci_runs_what_a_person_runs() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert [line for line in lines if "make" in line] == ["exec make test"]
+
+
+def test_the_makefile_has_the_documented_targets() -> None:
+    wanted = {"help", "demo", "test", "test-long", "test-gpu", "bench", "lint", "dev", "lock", "clean"}
+    assert makefile_targets() == wanted
