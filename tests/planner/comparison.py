@@ -1,0 +1,91 @@
+"""Does a plan, or a refusal, of kvpage say what the oracle says?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner import layouts, oracle, view_oracle
+
+import kvpage
+from kvpage.errors import CannotUnify, KvpageError, NotEnoughMemory, SpecInvalid
+
+Json = dict[str, Any]
+UNIFY_DETAILS = ("layer", "page_size_bytes", "largest_page_size_bytes", "largest_layer")
+
+
+def compare(request: Json) -> None:
+    """Plan `request` and assert that the oracle agrees."""
+    expected = oracle.answer(request)
+    try:
+        plan = kvpage.plan(request)
+    except KvpageError as error:
+        assert_refusal(error, expected)
+    else:
+        if not expected.get("arguable"):
+            assert "refused" not in expected, f"planned, but should be refused: {expected}"
+            assert_plan(plan, expected)
+            assert_views(plan, request, expected)
+        plan.check()
+
+
+def assert_refusal(error: KvpageError, expected: Json) -> None:
+    why = expected.get("refused")
+    assert why is not None, f"refused, but there is a plan: {error!r}"
+    if why == "cannot-unify-page-size":
+        assert isinstance(error, CannotUnify), repr(error)
+        assert error.details == {key: expected[key] for key in UNIFY_DETAILS}
+    elif why == "not-enough-memory":
+        assert isinstance(error, NotEnoughMemory), repr(error)
+    elif why == "spec-invalid":
+        assert type(error) is SpecInvalid, repr(error)
+        assert error.errors, "no pointer to the fault"
+    else:
+        assert isinstance(error, SpecInvalid), repr(error)
+
+
+def assert_plan(plan: Any, expected: Json) -> None:
+    groups = [
+        {"layers": list(group.layers), "block_size": group.block_size, "page_size_bytes": group.page_size_bytes}
+        for group in plan.groups
+    ]
+    assert groups == expected["groups"]
+    for key in ("num_blocks", "bytes_per_block", "buffer_size_bytes"):
+        assert getattr(plan, key) == expected[key], key
+    assert plan.capacity.request_bytes == expected["request_bytes"]
+    assert list(plan.capacity.blocks_per_request) == expected["blocks"]
+    for name, layer in expected["layers"].items():
+        got = plan.layers[name]
+        assert got.decision == layer["decision"], name
+        assert got.block_size == layer["block_size"], name
+        assert got.page_size_bytes == layer["page_size_bytes"], name
+        assert got.page_size_padded == layer["page_size_padded"], name
+        assert got.reason, name
+    for name in expected["no_cache"]:
+        got = plan.layers[name]
+        assert (got.decision, got.group, got.tensors) == ("no_cache", None, ()), name
+    assert plan.layers.keys() == {*expected["layers"], *expected["no_cache"]}
+
+
+def assert_views(plan: Any, request: Json, expected: Json) -> None:
+    """Every view is the one torch makes, at the layer's place."""
+    for layer in oracle.expand(request):
+        name = layer["name"]
+        if name in expected["no_cache"]:
+            continue
+        layer |= {key: expected["layers"][name][key] for key in ("block_size", "page_size_padded")}
+        page = expected["layers"][name]["page_size_bytes"]
+        views = view_oracle.expected_views(layer, page, expected["num_blocks"], expected["offsets"][name])
+        got = [
+            {"shape": view.shape, "strides_bytes": view.strides_bytes, "offset_bytes": view.offset_bytes}
+            for view in plan.layers[name].tensors
+        ]
+        assert got == views, name
+        assert [view.dtype for view in plan.layers[name].tensors] == layer.get("dtypes", [layer.get("dtype")]), name
+
+
+def block_axes(request: Json) -> dict[str, int]:
+    """The position of the block axis in each layer's views."""
+    return {
+        layer["name"]: 0 if layer["layout"] is layouts.STATE_LAYOUT else layer["layout"]["shape"].index("num_blocks")
+        for layer in oracle.expand(request)
+    }

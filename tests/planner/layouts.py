@@ -1,0 +1,95 @@
+"""Attention layouts as plain dicts, for the oracles: from tests/data/backends.json or written out in a request."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+BACKENDS: Json = json.loads((Path(__file__).resolve().parent.parent / "data" / "backends.json").read_text())["backends"]
+STATE_LAYOUT: Json = {"shape": ["num_blocks"], "order": [0], "reads_stride": False, "blocks_outermost": True, "kernel_block_sizes": []}
+
+
+def resolve(layer: Json, kv_cache_layout: str) -> Json:
+    """`shape` (symbols), `order` (logical axis at each physical position) and what follows from them."""
+    if "backend" not in layer:
+        return STATE_LAYOUT
+    backend = layer["backend"]
+    if isinstance(backend, str):
+        backend = {key: pick(value, kv_cache_layout) for key, value in BACKENDS[backend].items()}
+    shape = backend["shape"]
+    if layer.get("kv_quant"):
+        special = "shape_nvfp4" if layer["kv_quant"] == "nvfp4" else "shape_int8_per_token_head"
+        shape = backend.get(special, shape)
+    order, layered = backend.get("stride_order"), backend.get("layered_stride_order")
+    reads_stride = bool(order and layered and len(layered) == len(order) + 1 and layered[0] != 0)
+    order = order or list(range(len(shape)))
+    return {
+        "shape": shape,
+        "order": order,
+        "reads_stride": reads_stride,
+        "blocks_outermost": shape[order[0]] == "num_blocks",
+        "kernel_block_sizes": layer.get("kernel_block_sizes") or backend.get("kernel_block_sizes") or [],
+    }
+
+
+def pick(value: Any, kv_cache_layout: str) -> Any:
+    return value[kv_cache_layout] if isinstance(value, dict) and "NHD" in value else value
+
+
+def kernel_blocks_per_block(layer: Json) -> int:
+    """1 when the kernels accept the block size, else so many blocks of the largest listed size that divides it; 0: there is none."""
+    sizes = layer["layout"]["kernel_block_sizes"]
+    listed = [size for size in sizes if isinstance(size, int)]
+    multiples = [size["multiple_of"] for size in sizes if isinstance(size, dict)]
+    tokens = layer["block_size"]
+    if not sizes or tokens in listed or any(tokens % multiple == 0 for multiple in multiples):
+        return 1
+    fitting = [size for size in listed if tokens % size == 0]
+    return int(tokens // max(fitting)) if fitting else 0
+
+
+def kernel_view_of(layer: Json) -> Json:
+    """The layer as its kernels see it: their own block size."""
+    return layer | {"block_size": layer["block_size"] // kernel_blocks_per_block(layer)}
+
+
+def extents(layer: Json, num_blocks: int) -> list[int]:
+    """The logical shape in numbers; `layer` is an expanded layer with its final block size."""
+    return [extent(symbol, layer, num_blocks) for symbol in layer["layout"]["shape"]]
+
+
+def extent(symbol: str | int, layer: Json, num_blocks: int) -> int:
+    if isinstance(symbol, int):
+        return symbol
+    size, size_v = layer["head_size"], layer.get("head_size_v") or layer["head_size"]
+    table = {
+        "num_blocks": num_blocks,
+        "block_size": layer["block_size"],
+        "num_kv_heads": layer["num_kv_heads"],
+        "head_size": size,
+        "head_size + head_size_v": size + size_v,
+        "head_size + 4": size + 4,
+        "head_size/2 + head_size/16": size // 2 + size // 16,
+    }
+    return int(table[symbol])
+
+
+def concrete(layer: Json) -> Any:
+    """Everything that fixes where a block's bytes lie."""
+    if layer["kind"] == "mamba":
+        return "pages"
+    return (extents(kernel_view_of(layer), 0), layer["layout"]["order"], layer["dtype"], layer["page_size_padded"])
+
+
+def planes(layer: Json) -> int:
+    """How many pieces a block lies in (all of them equal, as the pages are): the axes outside the block axis in memory."""
+    if layer["kind"] == "mamba":
+        return 1
+    symbols, sizes = layer["layout"]["shape"], extents(kernel_view_of(layer), 1)
+    order = layer["layout"]["order"]
+    at = order.index(symbols.index("num_blocks"))
+    return math.prod(sizes[axis] for axis in order[:at])

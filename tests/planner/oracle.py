@@ -1,0 +1,386 @@
+"""A second opinion on the unify rule: the same answers as `kvpage.plan`, reached another way.
+
+Plain dicts, no class, nothing imported from kvpage, no thought of speed. Written from the rule's description (vLLM 0.24.0 with
+its known faults put right), not from the planner. `answer(request)` gives either `{"refused": <why>, ...}` or the facts of the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from planner import layouts
+
+Json = dict[str, Any]
+
+ITEM_SIZE_BYTES = {
+    **{"float32": 4, "bfloat16": 2, "float16": 2},
+    **{"float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1},
+}
+NULL_BLOCKS = 1  # block 0 is never handed out
+
+
+class RefusedError(Exception):
+    """The request has no plan; `facts` say why."""
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__(facts)
+        self.facts = facts
+
+
+def answer(request: Json) -> Json:
+    try:
+        return _plan(request)
+    except RefusedError as refusal:
+        return {"refused": refusal.facts["why"], "arguable": False, **refusal.facts}
+
+
+def _plan(request: Json) -> Json:
+    everything = expand(request)
+    layers = [layer for layer in everything if layer["kind"] != "encoder_only_attention"]
+    for layer in layers:
+        check_alone(layer)
+    before = [dict(layer) for layer in layers]
+    if request.get("align_hybrid"):
+        align(layers)
+    groups, width, page_sum = arrange(layers)
+    plan = blocks_and_bytes(request, groups, width, page_sum)
+    place(plan, groups, page_sum is not None)
+    check_layouts(groups, page_sum is not None, plan["offsets"])
+    plan["layers"] = {layer["name"]: outcome(layer, old) for layer, old in zip(layers, before, strict=True)}
+    plan["no_cache"] = [layer["name"] for layer in everything if layer["kind"] == "encoder_only_attention"]
+    return plan
+
+
+# --- one layer ---------------------------------------------------------------------------------------------------------
+
+
+def expand(request: Json) -> list[Json]:
+    """Every layer as a dict of its own with all fields present."""
+    layers = []
+    for entry in request["layers"]:
+        for i in range(entry.get("count", 1)):
+            layer = {key: value for key, value in entry.items() if key != "count"}
+            if "count" in entry:
+                layer["name"] = entry["name"].replace("{i}", str(i))
+            layer.setdefault("head_size_v", layer.get("head_size"))
+            for key in ("page_size_padded", "kv_quant", "sliding_window", "attention_chunk_size", "page_alignment_bytes"):
+                layer.setdefault(key, None)
+            layer.setdefault("num_kv_heads", 1)
+            layer.setdefault("num_speculative_blocks", 0)
+            layer.setdefault("block_size", None)
+            layer["layout"] = layouts.resolve(layer, request.get("kv_cache_layout", "NHD"))
+            layers.append(layer)
+    return layers
+
+
+def is_state(layer: Json) -> bool:
+    return bool(layer["kind"] == "mamba")
+
+
+def row_bytes(layer: Json, elements: int) -> int:
+    """Bytes one head stores of one token's K or V of `elements` elements, scales included."""
+    if layer["kv_quant"] == "nvfp4":
+        return elements // 2 + elements // 16
+    if layer["kv_quant"] in ("int8_per_token_head", "fp8_per_token_head"):
+        return elements + 4
+    return elements * ITEM_SIZE_BYTES[layer["dtype"]]
+
+
+def data_bytes(layer: Json) -> int:
+    """Bytes the data of one block needs."""
+    if is_state(layer):
+        return sum(state_bytes(layer))
+    if layer["kind"] == "mla_attention":
+        return int(layer["block_size"] * row_bytes(layer, layer["head_size"]))
+    width_v = layer["head_size"] if layer["kind"] == "chunked_local_attention" else layer["head_size_v"]
+    both = row_bytes(layer, layer["head_size"]) + row_bytes(layer, width_v)
+    return int(layer["block_size"] * layer["num_kv_heads"] * both)
+
+
+def state_bytes(layer: Json) -> list[int]:
+    return [
+        math.prod(shape) * ITEM_SIZE_BYTES[dtype] for shape, dtype in zip(layer["shapes"], layer["dtypes"], strict=True)
+    ]
+
+
+def unpadded_page(layer: Json) -> int:
+    page = data_bytes(layer)
+    step = layer["page_alignment_bytes"] or 1
+    while page % step:
+        page += 1
+    return page
+
+
+def page_bytes(layer: Json) -> int:
+    return int(layer["page_size_padded"] or unpadded_page(layer))
+
+
+def check_alone(layer: Json) -> None:
+    """Faults that a layer has whatever its neighbours are."""
+    if layer["page_size_padded"] is not None and layer["page_size_padded"] < unpadded_page(layer):
+        raise RefusedError(why="spec-invalid", layer=layer["name"])
+    if layouts.kernel_blocks_per_block(layer) == 0:
+        raise RefusedError(why="layout-unsupported", layer=layer["name"])
+
+
+def most_blocks(layer: Json, max_model_len: int, max_batched: int) -> int:
+    """Most blocks one request of `max_model_len` tokens holds in this layer at any moment."""
+    size, limit = layer["block_size"], max_model_len
+    if is_state(layer):
+        return int(1 + layer["num_speculative_blocks"])
+    if layer["kind"] == "sliding_window":
+        return ceil_div(min(layer["sliding_window"] - 1 + max_batched, limit), size) + 1
+    if layer["kind"] == "chunked_local_attention":
+        return ceil_div(min(layer["attention_chunk_size"] + max_batched, limit), size)
+    return ceil_div(limit, size)
+
+
+def ceil_div(value: int, step: int) -> int:
+    whole, rest = divmod(value, step)
+    return whole + 1 if rest else whole
+
+
+# --- hybrid alignment --------------------------------------------------------------------------------------------------
+
+
+def align(layers: list[Json]) -> None:
+    """Give every attention layer one block size whose page holds the largest state, and pad the states to it."""
+    states = [layer for layer in layers if is_state(layer)]
+    attention = [layer for layer in layers if not is_state(layer)]
+    main = [layer for layer in attention if not layer.get("draft")]
+    if not states or not main:
+        return
+    largest = max(page_bytes(state) for state in states)
+    per_token = min(data_bytes(layer) // layer["block_size"] for layer in main)
+    configured = max(layer["block_size"] for layer in attention)
+    step = max([smallest_kernel_block(layer) for layer in main] + [max(layer["block_size"] for layer in main)])
+    if any(layer["kind"] == "mla_attention" for layer in main):
+        step = max(step, 128)
+    multiple = math.lcm(*(smallest_kernel_block(layer) for layer in attention))
+    tokens = step
+    while tokens * per_token < largest:
+        tokens += step
+    while tokens % multiple or tokens < configured:
+        tokens += 1
+    for layer in attention:
+        layer["block_size"] = tokens
+    for state in states:
+        state["page_size_padded"] = tokens * per_token
+
+
+def smallest_kernel_block(layer: Json) -> int:
+    return min([b["multiple_of"] if isinstance(b, dict) else b for b in layer["layout"]["kernel_block_sizes"]] or [1])
+
+
+# --- groups ------------------------------------------------------------------------------------------------------------
+
+
+def arrange(layers: list[Json]) -> tuple[list[list[Json]], int, int | None]:
+    """The groups, how many layers the widest has, and for layers of one type the sum of their pages."""
+    if not layers:
+        return [], 0, None
+    if can_merge(layers):
+        return [layers], len(layers), None
+    if same_life(layers):
+        return [layers], len(layers), sum(page_bytes(layer) for layer in layers)
+    unify(layers)
+    groups = split(buckets(layers))
+    return groups, max(len(group) for group in groups), None
+
+
+def can_merge(layers: list[Json]) -> bool:
+    if any(layer["kind"] != "full_attention" for layer in layers):
+        return all_equal(identity(layer) for layer in layers)
+    windows = {layer["sliding_window"] for layer in layers} - {None}
+    chunks = {layer["attention_chunk_size"] for layer in layers} - {None}
+    if len(windows) > 1 or len(chunks) > 1 or (windows and chunks):
+        return False
+    return all_equal(identity(layer | {"sliding_window": None, "attention_chunk_size": None}) for layer in layers)
+
+
+def identity(layer: Json) -> tuple[Any, ...]:
+    """All that makes two layers' specs the same."""
+    if is_state(layer):
+        keys: tuple[str, ...] = ("kind", "block_size", "shapes", "dtypes", "page_size_padded", "num_speculative_blocks")
+        return tuple(repr(layer[key]) for key in keys)
+    keys = ("kind", "block_size", "num_kv_heads", "head_size", "head_size_v", "dtype", "kv_quant", "page_size_padded")
+    keys += ("sliding_window", "attention_chunk_size", "page_alignment_bytes")
+    return (*(layer[key] for key in keys), layer["layout"]["reads_stride"])
+
+
+def same_life(layers: list[Json]) -> bool:
+    return all_equal((layer["block_size"], life(layer)) for layer in layers)
+
+
+def life(layer: Json) -> tuple[Any, ...]:
+    """Layers of equal life take and free the same blocks at the same moments (when their block sizes are equal too)."""
+    if layer["kind"] in ("full_attention", "mla_attention"):
+        return ("whole context",)
+    if layer["kind"] == "sliding_window":
+        return ("window", layer["sliding_window"])
+    if layer["kind"] == "chunked_local_attention":
+        return ("chunk", layer["attention_chunk_size"])
+    return ("state", layer["num_speculative_blocks"])
+
+
+def all_equal(values: Iterable[Any]) -> bool:
+    return len(set(values)) == 1
+
+
+def unify(layers: list[Json]) -> None:
+    """Make every page as large as the largest, or refuse the first layer for which that cannot be done."""
+    largest_layer = max(layers, key=page_bytes)  # the first of the largest
+    largest = page_bytes(largest_layer)
+    for layer in layers:
+        page = page_bytes(layer)
+        if page == largest:
+            continue
+        if largest % page == 0:
+            stretch(layer, largest, largest // page)
+        elif not is_state(layer) and layer["layout"]["reads_stride"]:
+            layer["page_size_padded"] = largest
+        else:
+            raise RefusedError(
+                why="cannot-unify-page-size",
+                layer=layer["name"],
+                page_size_bytes=page,
+                largest_page_size_bytes=largest,
+                largest_layer=largest_layer["name"],
+            )
+
+
+def stretch(layer: Json, largest: int, ratio: int) -> None:
+    """A page that divides the largest: more tokens per block, but a state holds no tokens and is padded."""
+    if is_state(layer):
+        layer["page_size_padded"] = largest
+        return
+    layer["block_size"] *= ratio
+    was_padded = layer["page_size_padded"] is not None
+    layer["page_size_padded"] = None
+    if was_padded or unpadded_page(layer) != largest:
+        layer["page_size_padded"] = largest
+
+
+def buckets(layers: list[Json]) -> list[list[Json]]:
+    found: list[list[Json]] = []
+    for layer in layers:
+        for bucket in found:
+            if identity(bucket[0]) == identity(layer):
+                bucket.append(layer)
+                break
+        else:
+            found.append([layer])
+    return found
+
+
+def split(of_equal_spec: list[list[Json]]) -> list[list[Json]]:
+    sizes = sorted(len(bucket) for bucket in of_equal_spec)
+    width = sizes[-1] if 2 * sizes[-1] < 3 * sizes[0] else sizes[0]
+    groups = []
+    for bucket in of_equal_spec:
+        number = ceil_div(len(bucket), width)
+        for first in range(number):
+            groups.append([layer for position, layer in enumerate(bucket) if position % number == first])
+    return groups
+
+
+# --- blocks, bytes, places ---------------------------------------------------------------------------------------------
+
+
+def blocks_and_bytes(request: Json, groups: list[list[Json]], width: int, page_sum: int | None) -> Json:
+    if not groups:
+        return {"groups": [], "num_blocks": 1, "bytes_per_block": 0, "request_bytes": 0, "blocks": []}
+    page = page_bytes(groups[0][0])
+    per_block = page_sum if page_sum is not None else width * page
+    num_blocks = request.get("num_blocks") or request["memory_bytes"] // per_block
+    blocks = [
+        max(most_blocks(layer, request["max_model_len"], request["max_num_batched_tokens"]) for layer in group)
+        for group in groups
+    ]
+    if num_blocks < 1 + NULL_BLOCKS:
+        raise RefusedError(why="not-enough-memory")
+    if "num_blocks" in request and num_blocks < sum(blocks) + NULL_BLOCKS:
+        raise RefusedError(why="not-enough-memory", arguable=num_blocks == sum(blocks))
+    return {
+        "groups": [
+            {
+                "layers": [layer["name"] for layer in group],
+                "block_size": group[0]["block_size"],
+                "page_size_bytes": page_sum if page_sum is not None else page,
+            }
+            for group in groups
+        ],
+        "num_blocks": num_blocks,
+        "bytes_per_block": per_block,
+        "request_bytes": sum(blocks) * per_block,
+        "blocks": blocks,
+    }
+
+
+def place(plan: Json, groups: list[list[Json]], own_buffers: bool) -> None:
+    """Where the memory of each layer starts: one buffer after the other."""
+    offsets: dict[str, int] = {}
+    for group in groups:
+        offset = 0
+        for layer in group:
+            offsets[layer["name"]] = offset
+            offset += page_bytes(layer) * plan["num_blocks"]
+    plan["offsets"] = offsets
+    plan["buffer_size_bytes"] = plan["bytes_per_block"] * plan["num_blocks"]
+    plan["own_buffers"] = own_buffers
+
+
+def check_layouts(groups: list[list[Json]], own_buffers: bool, offsets: dict[str, int]) -> None:
+    """Refuse what no strided view can show."""
+    for layer in (layer for group in groups for layer in group):
+        starts = state_starts(layer, offsets[layer["name"]])
+        parts = layouts.kernel_blocks_per_block(layer)
+        if any(value % item for start, item in starts for value in (start, page_bytes(layer))):
+            raise RefusedError(why="uneven", layer=layer["name"])
+        if page_bytes(layer) == data_bytes(layer):
+            continue
+        if not layer["layout"]["blocks_outermost"]:
+            raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=layouts.planes(layer) == 1)
+        if any(page_bytes(layer) % (parts * item) for _, item in starts):
+            raise RefusedError(why="layout-unsupported", layer=layer["name"])
+    if not own_buffers:
+        check_sharing(groups)
+
+
+def state_starts(layer: Json, offset: int) -> list[tuple[int, int]]:
+    """Where each tensor of the layer starts, and its item size."""
+    if not is_state(layer):
+        return [(offset, ITEM_SIZE_BYTES[layer["dtype"]])]
+    starts = []
+    for size, dtype in zip(state_bytes(layer), layer["dtypes"], strict=True):
+        starts.append((offset, ITEM_SIZE_BYTES[dtype]))
+        offset += size
+    return starts
+
+
+def check_sharing(groups: list[list[Json]]) -> None:
+    """Layers that share memory must cut it into the same blocks. Whether equal blocks of unlike layouts may share is arguable."""
+    for first, second in ((a, b) for a in groups for b in groups if a is not b):
+        for one, two in zip(first, second, strict=False):
+            scattered = not (one["layout"]["blocks_outermost"] and two["layout"]["blocks_outermost"])
+            if scattered and layouts.concrete(one) != layouts.concrete(two):
+                arguable = layouts.planes(one) == layouts.planes(two)
+                raise RefusedError(why="layout-unsupported", layer=one["name"], arguable=arguable)
+
+
+def outcome(layer: Json, before: Json) -> Json:
+    """What became of one layer; `before` is the layer as requested."""
+    scaled = layer["block_size"] != before["block_size"]
+    padded = layer["page_size_padded"] != before["page_size_padded"]
+    decision = {(0, 0): "keep", (1, 0): "scale", (0, 1): "pad", (1, 1): "scale_pad"}[int(scaled), int(padded)]
+    if scaled and layer["page_size_padded"] is not None:
+        decision = "scale_pad"
+    return {
+        "decision": decision,
+        "block_size": layer["block_size"],
+        "page_size_bytes": page_bytes(layer),
+        "page_size_padded": layer["page_size_padded"],
+        "data_bytes": data_bytes(layer),
+    }
