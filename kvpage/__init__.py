@@ -1,0 +1,64 @@
+"""kvpage: plan one KV-cache page layout for all layers of a model, hold its memory, share it between processes.
+
+    plan = kvpage.plan(request)              # pure, no server
+    client = kvpage.Client()                 # the API process
+    with kvpage.attach("mimo") as kv:        # any process on this machine
+        k = kv.tensor("draft.0")
+
+Importing kvpage loads nothing else: what a name needs is imported when the name is first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvpage._version import __version__ as __version__
+    from kvpage.client.attachment import Attachment as Attachment
+    from kvpage.client.connection import Connection as Connection
+    from kvpage.client.connection import attach as attach
+    from kvpage.client.connection import connect as connect
+    from kvpage.client.http import Client as Client
+    from kvpage.errors import KvpageError as KvpageError
+    from kvpage.planner.planner import plan as plan
+    from kvpage.plans import Plan as Plan
+    from kvpage.request import PlanRequest as PlanRequest
+
+_HOMES = {
+    "Attachment": "kvpage.client.attachment",
+    "Client": "kvpage.client.http",
+    "Connection": "kvpage.client.connection",
+    "KvpageError": "kvpage.errors",
+    "Plan": "kvpage.plans",
+    "PlanRequest": "kvpage.request",
+    "__version__": "kvpage._version",
+    "attach": "kvpage.client.connection",
+    "connect": "kvpage.client.connection",
+    "plan": "kvpage.planner.planner",
+}
+__all__ = [  # provided by __getattr__
+    "Attachment",
+    "Client",
+    "Connection",
+    "KvpageError",
+    "Plan",
+    "PlanRequest",
+    "__version__",
+    "attach",
+    "connect",
+    "plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvpage' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,252 @@
+"""How attention backends lay a layer's cache out: logical shape by axis names, stride orders, kernel block sizes.
+
+Facts: vLLM 0.24.0, `get_kv_cache_shape`, `get_kv_cache_stride_order` and `get_supported_kernel_block_sizes` of each
+backend class. Two classes there are called FLASH_ATTN; the one of ROCm AITER is `rocm_aiter_fa` here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from kvpage.errors import LayoutUnsupported, SpecInvalid, shorten
+from kvpage.strides import inverse, is_permutation
+
+KVCacheLayout = Literal["NHD", "HND"]
+SYMBOLS = ("num_blocks", "block_size", "num_kv_heads", "head_size", "head_size_v")
+_TERM = re.compile(r"\s*([a-z_]+|[0-9]{1,18})\s*(?:/\s*([0-9]{1,18}))?\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """One axis: a sum of terms, each a symbol or a number, over a divisor. `head_size/2 + head_size/16`."""
+
+    text: str
+    terms: tuple[tuple[str | int, int], ...]
+
+    def value(self, sizes: dict[str, int]) -> int:
+        """The extent for the given sizes. Raises `LayoutUnsupported` where a term does not divide evenly."""
+        total = 0
+        for term, divisor in self.terms:
+            amount = sizes[term] if isinstance(term, str) else term
+            if amount % divisor:
+                raise LayoutUnsupported(f"axis {self.text!r}: {term} is {amount}, not a multiple of {divisor}")
+            total += amount // divisor
+        return total
+
+
+@lru_cache(maxsize=1024)
+def parse_extent(axis: str | int) -> Extent:
+    """Read an axis of a written-out shape. Raises `SpecInvalid` for unknown symbols, zero and bad syntax."""
+    text = str(axis)
+    terms: list[tuple[str | int, int]] = []
+    for part in text.split("+"):
+        match = _TERM.fullmatch(part)
+        if match is None:
+            raise SpecInvalid(f"axis {shorten(text)!r} is not a sum of symbols, symbol/number and numbers")
+        name, divisor = match[1], int(match[2] or 1)
+        if not name.isdigit() and name not in SYMBOLS:
+            raise SpecInvalid(f"axis {shorten(text)!r} names {shorten(name)!r}; known symbols: {', '.join(SYMBOLS)}")
+        if divisor == 0 or name.strip("0") == "":
+            raise SpecInvalid(f"axis {shorten(text)!r} holds a zero; extents are at least 1")
+        terms.append((int(name) if name.isdigit() else name, divisor))
+    return Extent(text, tuple(terms))
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """A logical shape and where its axes lie in memory. Valid by construction, else `SpecInvalid`.
+
+    `stride_order[i]` is the logical axis at physical position i, outermost first; None: memory order is logical
+    order. `layered_stride_order` is the same with a layers axis put in front of the logical shape (axis 0).
+    """
+
+    shape: tuple[Extent, ...]
+    stride_order: tuple[int, ...] | None = None
+    layered_stride_order: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        rank = len(self.shape)
+        names = [axis.text for axis in self.shape]
+        if names.count("num_blocks") != 1 or sum("num_blocks" in name for name in names) != 1:
+            raise SpecInvalid(f"shape {names} must have exactly one axis 'num_blocks'")
+        for what, order, length in (
+            ("stride_order", self.stride_order, rank),
+            ("layered_stride_order", self.layered_stride_order, rank + 1),
+        ):
+            if order is not None and (len(order) != length or not is_permutation(order)):
+                raise SpecInvalid(
+                    f"{what} {shorten(str(list(order)))} is not a permutation of 0 … {length - 1}, "
+                    f"which a shape of {rank} axes needs"
+                )
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The stride order, spelled out."""
+        return self.stride_order if self.stride_order is not None else tuple(range(len(self.shape)))
+
+    @cached_property
+    def block_axis(self) -> int:
+        """Logical position of the block axis, found by name."""
+        return [axis.text for axis in self.shape].index("num_blocks")
+
+    @cached_property
+    def has_outermost_blocks(self) -> bool:
+        """The block axis is outermost in memory, so each page is one piece and may be followed by padding."""
+        return inverse(self.order)[self.block_axis] == 0
+
+    @cached_property
+    def indexes_kv_by_block_stride(self) -> bool:
+        """vLLM PR 45181: both orders exist, the layered one is one longer and does not begin with the layers axis."""
+        if self.stride_order is None or self.layered_stride_order is None:
+            return False
+        return len(self.layered_stride_order) == len(self.stride_order) + 1 and self.layered_stride_order[0] != 0
+
+    def logical_shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        """Extents in logical order for `sizes`, a value for each symbol."""
+        return tuple(axis.value(sizes) for axis in self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBlockSizes:
+    """Block sizes, in tokens, that a backend's kernels accept: those listed, and multiples of `multiple_of`."""
+
+    listed: tuple[int, ...] = ()
+    multiple_of: int | None = None
+
+    @property
+    def smallest(self) -> int:
+        return min((*self.listed, *(() if self.multiple_of is None else (self.multiple_of,))), default=1)
+
+    def largest_within(self, block_size: int) -> int | None:
+        """The largest accepted size that divides `block_size` evenly; None when there is none."""
+        if self.multiple_of is not None and block_size % self.multiple_of == 0:
+            return block_size
+        return max((size for size in self.listed if block_size % size == 0), default=None)
+
+    def splits(self, block_size: int) -> bool:
+        """True when a block of `block_size` tokens reaches the kernel as several smaller blocks."""
+        return self.largest_within(block_size) not in (block_size, None)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A registered backend: its layout for each value of `kv_cache_layout`, and for each inline quantisation."""
+
+    name: str
+    layouts: dict[str, AttentionLayout] = field(compare=False)
+    kernel_block_sizes: KernelBlockSizes = KernelBlockSizes()
+    quantised: dict[str, dict[str, AttentionLayout]] = field(default_factory=dict, compare=False)
+
+    def layout(self, kv_cache_layout: KVCacheLayout, kv_quant: str | None) -> AttentionLayout:
+        """Raises `LayoutUnsupported` when the backend has no layout for `kv_quant`."""
+        if kv_quant is None:
+            return self.layouts[kv_cache_layout]
+        if kv_quant not in self.quantised:
+            able = sorted(name for name, backend in BACKENDS.items() if kv_quant in backend.quantised)
+            raise LayoutUnsupported(
+                f"backend {self.name} has no layout for kv_quant {kv_quant!r}; "
+                f"use one of {', '.join(able)}, or write the layout out"
+            )
+        return self.quantised[kv_quant][kv_cache_layout]
+
+
+_Orders = tuple[tuple[int, ...], tuple[int, ...]] | None
+_KV_PAIR = ("num_blocks", 2, "block_size", "num_kv_heads", "head_size")
+_KV_FIRST = (2, "num_blocks", "block_size", "num_kv_heads", "head_size")
+_KV_JOINED = ("num_blocks", "block_size", "num_kv_heads", "head_size + head_size_v")
+_ROWS = ("num_blocks", "block_size", "head_size")
+
+
+def _layouts(shape: tuple[str | int, ...], nhd: _Orders = None, hnd: _Orders = None) -> dict[str, AttentionLayout]:
+    extents = tuple(parse_extent(axis) for axis in shape)
+    return {"NHD": AttentionLayout(extents, *(nhd or ())), "HND": AttentionLayout(extents, *(hnd or ()))}
+
+
+def _multiple(tokens: int) -> KernelBlockSizes:
+    return KernelBlockSizes(multiple_of=tokens)
+
+
+def _listed(*tokens: int) -> KernelBlockSizes:
+    return KernelBlockSizes(listed=tokens)
+
+
+_PAIR_NHD = ((0, 1, 2, 3, 4), (1, 0, 2, 3, 4, 5))
+_PAIR_HND = ((0, 1, 3, 2, 4), (1, 4, 0, 2, 3, 5))
+_JOINED_NHD = ((0, 1, 2, 3), (1, 0, 2, 3, 4))
+_JOINED_HND = ((0, 2, 1, 3), (1, 3, 0, 2, 4))
+_FLEX = ((0, 2, 1, 3, 4), (1, 0, 3, 2, 4, 5))
+_FLASHINFER_HND = ((0, 1, 3, 2, 4), (1, 2, 4, 0, 3, 5))
+_ROWS_BLOCKS_FIRST = ((0, 1, 2), (1, 0, 2, 3))
+_ROWS_LAYERS_FIRST = ((0, 1, 2), (0, 1, 2, 3))
+_SCALED_PAIR = ("num_blocks", 2, "block_size", "num_kv_heads", "head_size + 4")
+_NVFP4_PAIR = ("num_blocks", 2, "block_size", "num_kv_heads", "head_size/2 + head_size/16")
+_CPU_JOINED = ("num_blocks", "num_kv_heads", "block_size", "head_size + head_size_v")
+
+
+def _pair(shape: tuple[str | int, ...]) -> dict[str, AttentionLayout]:
+    return _layouts(shape, _PAIR_NHD, _PAIR_HND)
+
+
+def _rows(orders: _Orders = None, row: str | int = "head_size") -> dict[str, AttentionLayout]:
+    return _layouts(("num_blocks", "block_size", row), orders, orders)
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend("flash_attn", _pair(_KV_PAIR), _multiple(16)),
+        Backend("cpu_attn", _layouts(_CPU_JOINED), _multiple(16)),
+        Backend("flash_attn_diffkv", _layouts(_KV_JOINED, _JOINED_NHD, _JOINED_HND), _multiple(16)),
+        Backend(
+            "triton_attn",
+            _pair(_KV_PAIR),
+            _multiple(16),
+            {"int8_per_token_head": _pair(_SCALED_PAIR), "fp8_per_token_head": _pair(_SCALED_PAIR)},
+        ),
+        Backend("triton_attn_diffkv", _layouts(_KV_JOINED, _JOINED_NHD, _JOINED_HND), _multiple(16)),
+        Backend("flex_attention", _layouts(_KV_PAIR, _FLEX, _FLEX), _multiple(16)),
+        Backend("rocm_aiter_fa", _layouts(_KV_PAIR), _listed(16, 32)),
+        Backend("rocm_aiter_unified_attn", _layouts(_KV_PAIR), _multiple(16)),
+        Backend("rocm_attn", _layouts(_KV_FIRST), _multiple(16)),
+        Backend("flashmla", _rows(_ROWS_BLOCKS_FIRST), _listed(64)),
+        Backend("flashmla_sparse", _rows(), _listed(64)),
+        Backend("xpu_mla_sparse", _rows(), _multiple(1)),
+        Backend("flashinfer_mla_sparse", _rows(), _listed(32, 64)),
+        Backend("flashinfer_mla_sparse_sm120", _rows(row=656), _listed(64, 256)),
+        Backend("rocm_aiter_mla", _rows(_ROWS_LAYERS_FIRST), _multiple(1)),
+        Backend("triton_mla", _rows(_ROWS_BLOCKS_FIRST), _multiple(16)),
+        Backend("rocm_aiter_mla_sparse", _rows(), _listed(1, 64)),
+        Backend("aiter_triton_mla", _rows(_ROWS_LAYERS_FIRST), _multiple(1)),
+        Backend("tokenspeed_mla", _rows(_ROWS_LAYERS_FIRST), _listed(32, 64)),
+        Backend(
+            "flashinfer",
+            _layouts(_KV_PAIR, _PAIR_NHD, _FLASHINFER_HND),
+            _listed(16, 32, 64),
+            {"nvfp4": _layouts(_NVFP4_PAIR, _PAIR_NHD, _FLASHINFER_HND)},
+        ),
+        Backend("flash_attn_mla", _rows(_ROWS_BLOCKS_FIRST), _multiple(16)),
+        Backend("cutlass_mla", _rows(_ROWS_BLOCKS_FIRST), _listed(128)),
+        Backend("flashinfer_mla", _rows(_ROWS_BLOCKS_FIRST), _listed(32, 64)),
+    )
+}
+
+
+def backend_named(name: str) -> Backend:
+    """Raises `SpecInvalid`, listing the registered names."""
+    try:
+        return BACKENDS[name]
+    except KeyError:
+        known = ", ".join(sorted(BACKENDS))
+        raise SpecInvalid(f"backend {shorten(name)!r} is not registered; use one of {known}, or write it out") from None
+
+
+def default_backend(kind: str, *, same_widths: bool, kv_quant: str | None) -> Backend:
+    """The backend assumed when a layer names none; the plan says which one it was."""
+    if kind == "mla_attention":
+        return BACKENDS["triton_mla"]
+    if kv_quant is not None:
+        return BACKENDS["flashinfer" if kv_quant == "nvfp4" else "triton_attn"]
+    return BACKENDS["flash_attn" if same_widths else "flash_attn_diffkv"]

@@ -1,0 +1,123 @@
+"""A pool's buffer mapped into this process, and its tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from collections.abc import Mapping as ReadOnlyDict
+from typing import TYPE_CHECKING, Self
+
+from kvpage.client.views import Views, Wrap
+from kvpage.errors import NotFound, SpecInvalid, StaleHandle, shorten
+from kvpage.memory.base import Mapping
+from kvpage.plans import Plan, TensorView
+from kvpage.wire.messages import PoolState
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Attachment:
+    """What `kvpage.attach` returns. Made whole or not at all.
+
+    `close` gives up this object's claim. Tensors taken from it stay valid: the memory is unmapped, and the worker told
+    so, when the last of them dies. A forked child has neither: attach again there.
+    """
+
+    def __init__(self, plan: Plan, pool: PoolState, mapping: Mapping, wrap: Wrap) -> None:
+        self._plan = plan
+        self._pool = pool
+        self._pid = os.getpid()
+        self._mapping: Mapping | None = mapping
+        self._tensors: Tensors | None = Tensors(plan, Views(wrap(mapping)))
+
+    def __repr__(self) -> str:
+        return f"<Attachment to {self._pool.name!r} on {self._pool.device}, {'closed' if self.closed else 'open'}>"
+
+    @property
+    def plan(self) -> Plan:
+        """The layout, proven sound before the attachment was made."""
+        return self._plan
+
+    @property
+    def pool_id(self) -> str:
+        return self._pool.pool_id
+
+    @property
+    def name(self) -> str:
+        return self._pool.name
+
+    @property
+    def device(self) -> str:
+        return self._pool.device
+
+    @property
+    def epoch(self) -> str:
+        """The worker's epoch when this was attached; pass it to a later attach to refuse memory that was lost since."""
+        return self._pool.epoch
+
+    @property
+    def closed(self) -> bool:
+        return self._tensors is None
+
+    @property
+    def tensors(self) -> Tensors:
+        """Tensors by layer name, always as a tuple, in plan order. Raises `StaleHandle` when closed or after a fork."""
+        if os.getpid() != self._pid:
+            raise StaleHandle(f"pool {self.name!r} was attached before a fork; attach again in the child")
+        if self._tensors is None:
+            raise StaleHandle(f"the attachment to pool {self.name!r} is closed; attach again")
+        return self._tensors
+
+    def tensor(self, layer: str) -> torch.Tensor:
+        """The one tensor of an attention layer, axes in the backend's logical order.
+
+        Raises `NotFound` for a layer the plan does not have, `SpecInvalid` for one with several tensors or none.
+        """
+        found = self.tensors[layer]
+        if len(found) != 1:
+            raise SpecInvalid(f"layer {shorten(layer)!r} has {len(found)} tensors; take them from .tensors[name]")
+        return found[0]
+
+    def close(self) -> None:
+        """Give up the claim on the memory. May be called twice."""
+        mapping, self._mapping, self._tensors = self._mapping, None, None
+        if mapping is not None and os.getpid() == self._pid:
+            mapping.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Tensors(ReadOnlyDict[str, tuple["torch.Tensor", ...]]):
+    """Layer name → its tensors. A tensor is made when it is first asked for; every reach was checked before."""
+
+    def __init__(self, plan: Plan, views: Views) -> None:
+        self._plan = plan
+        self._views = views
+        self._made: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    def __getitem__(self, layer: str) -> tuple[torch.Tensor, ...]:
+        made = self._made.get(layer)
+        if made is None:
+            made = self._made[layer] = tuple(self._views.tensor(view) for view in self._planned(layer))
+        return made
+
+    def _planned(self, layer: str) -> tuple[TensorView, ...]:
+        planned = self._plan.layers.get(layer)
+        if planned is None:
+            some = ", ".join(list(self._plan.layers)[:4])
+            raise NotFound(f"the plan has no layer {shorten(layer)!r}; it has {len(self._plan.layers)}: {some}, …")
+        return planned.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._plan.layers)
+
+    def __len__(self) -> int:
+        return len(self._plan.layers)
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self._plan.layers

@@ -1,0 +1,172 @@
+"""The proof that a plan's layout is sound, in closed form: from strides and extents, for any number of blocks.
+
+Each clause is sufficient and, for the layouts that kvpage makes, necessary. A brute-force twin in the tests agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from kvpage.dtypes import item_size_bytes
+from kvpage.errors import InternalError
+from kvpage.strides import is_nested, span
+
+if TYPE_CHECKING:
+    from kvpage.plans import Plan, TensorView
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """The bytes of one view: block i lies in [start + i × stride, … + extent) when blocks are outermost.
+
+    Otherwise (K of all blocks before V of all blocks) `stride` is None and the view is one region.
+    """
+
+    name: str
+    group: int
+    start: int
+    end: int
+    stride: int | None
+    extent: int
+    pattern: tuple[tuple[int, ...], tuple[int, ...], int]
+    """(shape, strides, item size): equal patterns at one start touch the same bytes block for block."""
+
+
+def check_plan(plan: Plan) -> None:
+    """Raises `InternalError` naming the view and the clause it breaks."""
+    _check_totals(plan)
+    footprints: list[Footprint] = []
+    known: dict[_ViewKey, _Pattern] = {}
+    for layer in plan.layers.values():
+        if layer.group is None:
+            _require(not layer.tensors, f"layer {layer.name!r} keeps no cache but has tensors")
+            continue
+        num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
+        for view in layer.tensors:
+            name = f"{layer.name}/{view.name}"
+            footprints.append(_check_view(name, view, layer.group, num_blocks, plan.buffer_size_bytes, known))
+    for cluster in _overlapping(footprints):
+        _check_cluster(cluster)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise InternalError(f"plan is not sound: {message}; this is a fault in kvpage, please report the request")
+
+
+def _check_totals(plan: Plan) -> None:
+    members = [name for group in plan.groups for name in group.layers]
+    expected = [name for name, layer in plan.layers.items() if layer.group is not None]
+    _require(sorted(members) == sorted(expected), "groups do not hold each layer with a cache once")
+    for index, group in enumerate(plan.groups):
+        for name in group.layers:
+            _require(plan.layers[name].group == index, f"layer {name!r} is listed in group {index} but names another")
+    sizes = (plan.num_blocks, plan.bytes_per_block, plan.slab_bytes, plan.buffer_size_bytes)
+    _require(min(sizes) >= 0, f"a size is negative: {sizes}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """What is true of a view wherever it begins."""
+
+    reach: int
+    stride: int | None
+    extent: int
+
+
+_ViewKey = tuple[str, tuple[int, ...], tuple[int, ...], int, int]
+
+
+def _check_view(
+    name: str, view: TensorView, group: int, num_blocks: int, buffer_size_bytes: int, known: dict[_ViewKey, _Pattern]
+) -> Footprint:
+    key = (view.dtype, view.shape, view.strides_bytes, view.block_axis, num_blocks)
+    pattern = known.get(key)
+    if pattern is None:
+        pattern = known[key] = _check_pattern(name, view, num_blocks)
+    end = view.offset_bytes + pattern.reach
+    item = item_size_bytes(view.dtype)
+    _require(view.offset_bytes % item == 0, f"view {name} has offset {view.offset_bytes}, not a multiple of {item}")
+    _require(
+        view.offset_bytes >= 0 and end <= buffer_size_bytes,
+        f"view {name} reaches from {view.offset_bytes} to {end}, outside the buffer of {buffer_size_bytes} bytes",
+    )
+    return Footprint(
+        name=name,
+        group=group,
+        start=view.offset_bytes,
+        end=end,
+        stride=pattern.stride,
+        extent=pattern.extent,
+        pattern=(view.shape, view.strides_bytes, item),
+    )
+
+
+def _check_pattern(name: str, view: TensorView, num_blocks: int) -> _Pattern:
+    item = item_size_bytes(view.dtype)
+    rank = len(view.shape)
+    _require(rank == len(view.strides_bytes) and 0 <= view.block_axis < rank, f"view {name} has ranks that differ")
+    _require(min(view.shape) >= 1, f"view {name} has an empty axis: {view.shape}")
+    _require(
+        all(stride > 0 and stride % item == 0 for stride in view.strides_bytes),
+        f"view {name} has strides {view.strides_bytes} that are not positive multiples of its item size {item}",
+    )
+    _require(view.shape[view.block_axis] == num_blocks, f"view {name} does not have {num_blocks} blocks")
+    _require(is_nested(view.shape, view.strides_bytes, item), f"view {name} reaches one address by two index tuples")
+    stride = view.strides_bytes[view.block_axis]
+    extent = span(_without(view.shape, view.block_axis), _without(view.strides_bytes, view.block_axis), item)
+    return _Pattern(
+        reach=span(view.shape, view.strides_bytes, item),
+        stride=stride if extent <= stride else None,
+        extent=extent,
+    )
+
+
+def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return values[:axis] + values[axis + 1 :]
+
+
+def _overlapping(footprints: Iterable[Footprint]) -> Iterator[list[Footprint]]:
+    """Sets of views whose regions touch, found by one sweep over the buffer."""
+    cluster: list[Footprint] = []
+    end = 0
+    for footprint in sorted(footprints, key=lambda f: (f.start, f.end)):
+        if cluster and footprint.start >= end:
+            yield cluster
+            cluster = []
+        cluster.append(footprint)
+        end = max(end, footprint.end) if len(cluster) > 1 else footprint.end
+    if cluster:
+        yield cluster
+
+
+def _check_cluster(cluster: list[Footprint]) -> None:
+    """Views over the same memory: of one group they share no byte; of different groups only at equal block ids."""
+    if len(cluster) == 1:
+        return
+    first = cluster[0]
+    names = f"{first.name} and {cluster[-1].name}"
+    if any(view.stride is None for view in cluster):
+        _require(
+            all(view.start == first.start and view.pattern == first.pattern for view in cluster),
+            f"views {names} share memory, keep K and V of all blocks apart, and differ in layout",
+        )
+        _require(len({view.group for view in cluster}) == len(cluster), f"views {names} of one group share bytes")
+        return
+    strides = {view.stride for view in cluster}
+    _require(len(strides) == 1, f"views {names} share memory but step over blocks by different strides {strides}")
+    stride = first.stride or 0
+    page = max(view.start + view.extent for view in cluster) - first.start
+    _require(page <= stride, f"views {names} share memory, and block i of one meets block i + 1 of the other")
+    for group in {view.group for view in cluster}:
+        _check_side_by_side([view for view in cluster if view.group == group])
+
+
+def _check_side_by_side(views: list[Footprint]) -> None:
+    for left, right in pairwise(views):  # sorted by start
+        _require(
+            left.start + left.extent <= right.start, f"views {left.name} and {right.name} of one group share bytes"
+        )

@@ -1,0 +1,75 @@
+"""Hybrid alignment: attention block size and state padding fitted to each other before page sizes are unified.
+
+vLLM 0.24.0 does this when it verifies a hybrid model's config; it must run after kernel block sizes are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd, lcm
+
+from kvpage.errors import SpecInvalid
+from kvpage.layers import Layer
+from kvpage.specs import LayerSpec, ceil_div
+
+MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
+
+
+def align_hybrid(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Give every attention layer one block size t, and every state a page of t tokens of the narrowest target layer.
+
+    With S the largest state page and b the fewest bytes per token among the target's attention layers (the draft's
+    where there is no other): A = max(smallest kernel block, configured block; MLA: 128), t = A × ⌈S / (A × b)⌉, rounded
+    up to the least common multiple of the backends' smallest kernel blocks, never below a configured block size.
+    Layers come back unchanged when there are no states or no attention.
+    """
+    attention = [(layer, layer.spec) for layer in layers if layer.spec is not None and layer.spec.is_attention]
+    states = [layer.spec for layer in layers if layer.spec is not None and not layer.spec.is_attention]
+    if not states or not attention:
+        return tuple(layers)
+    _refuse_padding(layers)
+    target = [pair for pair in attention if not pair[0].draft] or attention
+    token_bytes = min(spec.real_page_size_bytes // spec.block_size for _, spec in target)
+    block = _aligned_block_size(attention, target, states, token_bytes)
+    return tuple(_aligned(layer, block, block * token_bytes) for layer in layers)
+
+
+def _refuse_padding(layers: Sequence[Layer]) -> None:
+    for layer in layers:
+        if layer.spec is not None and layer.spec.page_size_padded is not None:
+            detail = (
+                f"layer {layer.name!r} asks for page_size_padded {layer.spec.page_size_padded}, but align_hybrid sets "
+                f"block and page sizes itself; leave one of the two out"
+            )
+            raise SpecInvalid(detail, errors=[layer.fault(detail, "page_size_padded")])
+
+
+def _aligned_block_size(
+    attention: Sequence[tuple[Layer, LayerSpec]],
+    target: Sequence[tuple[Layer, LayerSpec]],
+    states: Sequence[LayerSpec],
+    token_bytes: int,
+) -> int:
+    unit = max(max(_kernel_block(layer), spec.block_size) for layer, spec in target)
+    if any(spec.kind == "mla_attention" for _, spec in target):
+        unit = max(unit, MLA_MIN_BLOCK)
+    block = unit * ceil_div(max(state.page_size_bytes for state in states), unit * token_bytes)
+    configured = max(spec.block_size for _, spec in attention)
+    kernel = lcm(*(_kernel_block(layer) for layer, _ in attention))
+    # The state's page, block × token_bytes, must be a multiple of its item sizes as well.
+    alignment = lcm(*(state.page_alignment for state in states))
+    step = lcm(kernel, alignment // gcd(alignment, token_bytes))
+    return ceil_div(max(block, configured), step) * step
+
+
+def _kernel_block(layer: Layer) -> int:
+    return layer.backend.kernel_block_sizes.smallest if layer.backend else 1
+
+
+def _aligned(layer: Layer, block_size: int, state_page_bytes: int) -> Layer:
+    if layer.spec is None:
+        return layer
+    if layer.spec.is_attention:
+        return replace(layer, spec=layer.spec.with_block_size(block_size))
+    return replace(layer, spec=layer.spec.with_padding(state_page_bytes))
