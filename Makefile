@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # -E: no setting of an active environment decides where kvpage is installed.
 BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 
-.PHONY: help demo test test-long test-gpu bench lint dev lock clean
+.PHONY: help demo test test-long test-gpu bench lint environment dev lock clean
 .DEFAULT_GOAL := help
 
 help: ## Say what each target does
@@ -23,19 +23,18 @@ test: lint ## Check style, types and the installed wheel (the default tier)
 test-long: lint ## The same with 10,000 random examples for each property
 	$(BIN)/pytest --tier long
 
-test-gpu: .tested-wheel ## Only the tests that need an NVIDIA GPU
+test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu
 
-bench: .tested-wheel ## Measure planning, attaching, import time and memory
-	$(BIN)/python -m benchmarks
+bench: environment ## Measure planning, attaching, import time and memory
+	$(BIN)/python benchmarks/run.py
 
-lint: .tested-wheel ## ruff and mypy
+lint: environment ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-.PHONY: .tested-wheel
-.tested-wheel:
+environment:
 	@$(BOOTSTRAP) test
 
 dev: ## An editable install in .venv-dev

@@ -25,7 +25,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from environment import CHECKOUT, BootstrapError, Environment
+from environment import CHECKOUT, BootstrapError, Environment, system_has_torch
 from stamp import Stamp, requirements_digest, sources_digest
 from torch_choice import TorchFacts, choose_torch
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 def bring_up_to_date(environment: Environment, extras: tuple[str, ...], *, editable: bool) -> None:
     """Install what the stamp says is missing or old, and write the new stamp last."""
     if not environment.usable():
-        environment.create()
+        environment.create(share_system_packages=system_has_torch())  # torch is large: use the one that is there
     found = Stamp.read(environment.stamp_path)
     sources = "editable" if editable else sources_digest()
     wanted = Stamp(requirements=requirements_digest(), sources=sources, extras=extras)

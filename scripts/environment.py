@@ -47,8 +47,8 @@ class Environment:
         """True when its interpreter runs, has pip, and is the version that runs this script."""
         return self.python.exists() and self._output("-c", "import pip, sys; print(sys.version)") == sys.version
 
-    def create(self) -> None:
-        """Make it anew; where the system's Python has torch (as in a GPU container), its packages are shared."""
+    def create(self, *, share_system_packages: bool) -> None:
+        """Make it anew, on its own or seeing the packages of the Python it is made from."""
         if self.folder.exists() and not (self.folder / "pyvenv.cfg").exists():
             raise BootstrapError(
                 f"{self.folder} exists and is not a virtual environment; move it or set KVPAGE_VENV to another folder"
@@ -61,7 +61,7 @@ class Environment:
             )
         print(f"bootstrap: making {self.folder}", flush=True)
         shutil.rmtree(self.folder, ignore_errors=True)
-        sharing = ["--system-site-packages"] if system_has_torch() else []
+        sharing = ["--system-site-packages"] if share_system_packages else []
         self._run([sys.executable, "-m", "venv", *sharing, str(self.folder)], "making the virtual environment")
 
     def build_requirements(self) -> list[str]:
@@ -80,7 +80,15 @@ class Environment:
 
     def pip_install(self, *arguments: str, quiet: bool = True) -> None:
         """Run `pip install` with the lock as constraints."""
-        command = [str(self.python), "-m", "pip", "install", "--constraint", str(CONSTRAINTS)]
+        command = [
+            str(self.python),
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "--constraint",
+            str(CONSTRAINTS),
+        ]
         command += ["--quiet"] if quiet else []
         self._run([*command, *arguments], f"pip install {' '.join(arguments)}")
 
@@ -111,7 +119,7 @@ class Environment:
 
 
 def system_has_torch() -> bool:
-    """True when the Python below any active environment imports torch."""
+    """True when the Python below any active environment imports torch, as in a GPU vendor's container."""
     base_python: str = getattr(sys, "_base_executable", sys.executable)
     return output_of([base_python, "-c", IMPORT_TORCH]) is not None
 

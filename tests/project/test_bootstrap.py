@@ -28,7 +28,7 @@ class RecordingEnvironment(Environment):
     def usable(self) -> bool:
         return self._usable
 
-    def create(self) -> None:
+    def create(self, *, share_system_packages: bool) -> None:
         self.steps.append("create")
 
     def build_wheel(self) -> Path:
@@ -125,14 +125,26 @@ def test_the_digest_of_the_sources_sees_content_names_and_new_files(tmp_path: Pa
 def test_a_python_without_ensurepip_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ensurepip", None)
     with pytest.raises(BootstrapError, match="python3-venv"):
-        Environment(tmp_path / "venv").create()
+        Environment(tmp_path / "venv").create(share_system_packages=False)
 
 
 def test_a_folder_that_is_no_environment_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / "precious").touch()
     with pytest.raises(BootstrapError, match="KVPAGE_VENV"):
-        Environment(tmp_path).create()
+        Environment(tmp_path).create(share_system_packages=False)
     assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_a_new_environment_is_usable_and_sees_the_systems_packages_when_asked(tmp_path: Path, share: bool) -> None:
+    environment = Environment(tmp_path / "venv")
+    assert not environment.usable()
+    environment.create(share_system_packages=share)
+    assert environment.usable()
+    settings = (tmp_path / "venv" / "pyvenv.cfg").read_text()
+    assert f"include-system-site-packages = {str(share).lower()}" in settings
+    (environment.python.parent / "python").unlink()
+    assert not environment.usable()
 
 
 def test_settings_of_an_active_environment_do_not_reach_pip(monkeypatch: pytest.MonkeyPatch) -> None:
