@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 import pytest
 
@@ -56,6 +57,12 @@ def test_the_readme_names_the_two_commands_and_no_target_that_is_missing() -> No
     mentioned = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()))
     assert {"demo", "test"} <= mentioned
     assert mentioned <= makefile_targets()
+
+
+def test_every_folder_with_python_is_type_checked() -> None:
+    folders = {path.relative_to(ROOT).parts[0] for path in tracked_files("*.py")}
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
+    assert folders == {name.split("/")[0] for name in checked}
 
 
 def test_ci_runs_what_a_person_runs() -> None:
