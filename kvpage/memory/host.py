@@ -108,6 +108,8 @@ class HostMemory(MemoryKind):
         try:
             seals = self._calls.seals(fd)
         except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
             raise ProtocolError(f"descriptor {fd} names no memfd: it cannot have seals") from error
         if seals & SIZE_SEALS != SIZE_SEALS or seals & WRITE_SEALS:
             raise ProtocolError(

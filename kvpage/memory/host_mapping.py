@@ -38,8 +38,11 @@ class _Region:
             self._notify()
 
     def _notify(self) -> None:
-        while self._callbacks:
-            self._callbacks.pop()()
+        # Two threads may be here at once; each callback is popped by one of them.
+        with contextlib.suppress(IndexError):
+            while True:
+                callback = self._callbacks.pop()
+                callback()
 
 
 class HostMapping(Mapping):

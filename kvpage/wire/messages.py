@@ -18,12 +18,12 @@ _T = TypeVar("_T")
 PROTOCOL_VERSION = 1
 MAX_SIZE_BYTES = 2**62
 MAX_PLAN_BYTES = 6 << 20  # leaves room for the rest of a reply inside the frame limit of 8 MiB
-MAX_NAME_CHARS = 256
+MAX_NAME_BYTES = 256
 MAX_WAIT_S = 3600
 MAX_HOLDERS_NAMED = 64  # a PoolState names this many holders and counts all of them
 
 Id: TypeAlias = Annotated[int, Meta(ge=0)]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 SizeBytes: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
 PlanId: TypeAlias = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 Epoch: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -108,7 +108,7 @@ class Hello(Body, frozen=True, kw_only=True):
 
     version: int
     role: Role
-    client_name: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+    client_name: Annotated[str, Meta(max_length=MAX_NAME_BYTES)] = ""
 
 
 class DescribeDevice(Body, frozen=True, kw_only=True):

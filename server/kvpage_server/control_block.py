@@ -1,0 +1,133 @@
+"""A pool's record in shared memory: what a worker needs to go on with the pool of a worker that died.
+
+A control block is a sealed memfd whose descriptor travels with those of the pool's chunks. Layout, little-endian:
+
+    0   8s   magic, `KVPGCTRL`
+    8   u32  version, 1
+    12  u32  size of this header, 80
+    16  u64  size of the record
+    24  u64  offset of the block state, a multiple of 4096
+    32  u64  size of the block state; 0 until schedulers take blocks from pools
+    40  8s   zeros
+    48  32s  sha256 of the header with zeros in this place, and the record
+    80       record: a `ControlRecord` in msgpack
+
+The record never changes. The block state will, so the memfd is sealed against resizing but not against writing, and a
+reader copies before it checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+from typing import Self
+
+import msgspec
+
+from kvpage.errors import ProtocolError, shorten
+from kvpage.memory.base import Chunk
+from kvpage.memory.host import HostMemory
+from kvpage.wire.messages import MAX_PLAN_BYTES, ChunkInfo, Epoch, Name, PlanId, PoolId, Value
+
+MAX_BLOCK_BYTES = 16 << 20
+
+_MAGIC = b"KVPGCTRL"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQQQ8s32s")
+_NO_DIGEST = bytes(32)
+_STATE_ALIGNMENT = 4096
+
+
+class ControlRecord(Value, frozen=True, kw_only=True):
+    """Everything about a pool that outlives its worker."""
+
+    epoch: Epoch
+    device: str
+    pool_id: PoolId
+    name: Name
+    plan_id: PlanId
+    plan: bytes
+    chunks: list[ChunkInfo]
+
+    @property
+    def buffer_size_bytes(self) -> int:
+        return sum(chunk.size_bytes for chunk in self.chunks)
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True):
+    record_bytes: int
+    state_offset: int
+    state_bytes: int
+
+    def pack(self, digest: bytes) -> bytes:
+        sizes = (self.record_bytes, self.state_offset, self.state_bytes)
+        return _HEADER.pack(_MAGIC, _VERSION, _HEADER.size, *sizes, bytes(8), digest)
+
+    def digest(self, record: bytes) -> bytes:
+        return hashlib.sha256(self.pack(_NO_DIGEST) + record).digest()
+
+    @classmethod
+    def unpack(cls, data: bytes, block_bytes: int) -> tuple[Self, bytes]:
+        magic, version, header_bytes, record_bytes, state_offset, state_bytes, _, digest = _HEADER.unpack(data)
+        if magic != _MAGIC:
+            raise ProtocolError(f"not a control block: it begins with {magic.hex()}")
+        if version != _VERSION or header_bytes != _HEADER.size:
+            raise ProtocolError(f"a control block of version {version}; this worker reads version {_VERSION}")
+        if not _HEADER.size + record_bytes <= state_offset <= state_offset + state_bytes <= block_bytes:
+            raise ProtocolError(
+                f"a control block of {block_bytes} bytes cannot have a record of {record_bytes} bytes and"
+                f" {state_bytes} bytes of state at {state_offset}"
+            )
+        return cls(record_bytes=record_bytes, state_offset=state_offset, state_bytes=state_bytes), digest
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ControlRecord)
+
+
+def write_control_block(record: ControlRecord, memory: HostMemory) -> Chunk:
+    """A new control block that holds `record`."""
+    data = _encoder.encode(record)
+    end = _HEADER.size + len(data)
+    state_offset = -(-end // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+    header = _Header(record_bytes=len(data), state_offset=state_offset, state_bytes=0)
+    with contextlib.ExitStack() as undo:
+        block = undo.enter_context(memory.create(state_offset))
+        written = os.pwrite(block.fd, header.pack(header.digest(data)) + data, 0)
+        if written != end:
+            raise ProtocolError(f"only {written} of {end} bytes of a control block could be written")
+        undo.pop_all()
+        return block
+
+
+def adopt_control_block(fd: int, memory: HostMemory) -> tuple[Chunk, ControlRecord]:
+    """The control block that a peer named by `fd`, which it owns from now on, and its record.
+
+    Raises `ProtocolError` for anything a worker of this version did not write, or that was changed since.
+    """
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, fd)
+        size_bytes = os.fstat(fd).st_size
+        if not _HEADER.size < size_bytes <= MAX_BLOCK_BYTES:
+            raise ProtocolError(f"a control block has {_HEADER.size + 1} to {MAX_BLOCK_BYTES} bytes, not {size_bytes}")
+        undo.pop_all()
+        block = undo.enter_context(memory.import_chunk(fd, size_bytes))
+        record = _read(block)
+        undo.pop_all()
+        return block, record
+
+
+def _read(block: Chunk) -> ControlRecord:
+    header, digest = _Header.unpack(os.pread(block.fd, _HEADER.size, 0), block.size_bytes)
+    data = os.pread(block.fd, header.record_bytes, _HEADER.size)
+    if header.digest(data) != digest:
+        raise ProtocolError("the checksum of a control block does not match its contents")
+    try:
+        record = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(f"the record of a control block cannot be read: {shorten(str(error))}") from error
+    if not record.chunks or len(record.plan) > MAX_PLAN_BYTES:
+        raise ProtocolError(f"a control block with {len(record.chunks)} chunks and a plan of {len(record.plan)} bytes")
+    return record

@@ -1,0 +1,119 @@
+"""`kvpage worker`: the process that holds the memory of one device. Imports neither torch nor a web framework."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import grp
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from kvpage.errors import KvpageError, NotSupported, SpecInvalid, shorten
+from kvpage.memory.base import MemoryKind
+from kvpage.memory.host import HostMemory
+from kvpage.run_directory import RunDirectory, device_file_name
+from kvpage_server.worker_budget import HALF, Budget, parse_memory
+from kvpage_server.worker_endpoint import Endpoint
+from kvpage_server.worker_limits import Limits, raise_fd_limit
+from kvpage_server.worker_log import log
+from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_memory import MemoryKeeper
+from kvpage_server.worker_pools import PoolTable
+from kvpage_server.worker_server import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    run_directory: RunDirectory
+    device: str = "host"
+    memory: int | Fraction = HALF
+    """Budget in bytes, or the share of what is available at start."""
+    group: int | None = None
+    """Id of the group whose members may connect."""
+    ready_fd: int | None = None
+    """Descriptor to write one line to, and close, when clients can connect."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker until SIGTERM or SIGINT. Returns the exit status: 0, or 1 when it could not start."""
+    arguments = _parser().parse_args(argv)
+    try:
+        run(_options(arguments), _memory_kind(arguments.device))
+    except (KvpageError, OSError) as error:
+        sys.stderr.write(f"kvpage worker: {error}\n")
+        return 1
+    return 0
+
+
+def run(options: WorkerOptions, memory: MemoryKind, limits: Limits | None = None) -> None:
+    """Serve `options.device` with memory of kind `memory` until a signal asks to end."""
+    limits = limits or Limits(max_fds=raise_fd_limit())
+    with contextlib.ExitStack() as stack:
+        endpoint = Endpoint(options.run_directory, options.device, options.group)
+        stack.callback(endpoint.close)
+        loop = Loop()
+        stack.callback(loop.close)
+        keeper = MemoryKeeper(loop, memory, HostMemory())
+        stack.callback(keeper.stop)
+        pools = PoolTable(options.device, Budget(options.memory, memory.available_bytes))
+        server = Server(endpoint, pools, keeper, loop, limits=limits, group=options.group)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: loop.post(server.drain))
+        _announce(options, endpoint, pools)
+        loop.run()
+    log("ended")
+
+
+def _announce(options: WorkerOptions, endpoint: Endpoint, pools: PoolTable) -> None:
+    limit_bytes = pools.budget.limit_bytes
+    log("listening", device=options.device, socket=endpoint.path, epoch=pools.epoch, memory_limit_bytes=limit_bytes)
+    if options.ready_fd is not None:
+        with contextlib.suppress(OSError):  # who asked may be gone; that is no reason to end
+            os.write(options.ready_fd, b"ready\n")
+        os.close(options.ready_fd)
+
+
+def _memory_kind(device: str) -> MemoryKind:
+    if device != "host":
+        raise NotSupported(f"device {shorten(device)}: this version serves host memory only; use --device host")
+    return HostMemory()
+
+
+def _options(arguments: argparse.Namespace) -> WorkerOptions:
+    device_file_name(arguments.device)
+    return WorkerOptions(
+        run_directory=RunDirectory.default(arguments.run_dir),
+        device=arguments.device,
+        memory=HALF if arguments.memory is None else parse_memory(arguments.memory),
+        group=None if arguments.group is None else _group_id(arguments.group),
+        ready_fd=arguments.ready_fd,
+    )
+
+
+def _group_id(group: str) -> int:
+    try:
+        return int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise SpecInvalid(f"there is no group {shorten(repr(group))} on this machine") from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvpage worker",
+        description="Hold the memory of one device and hand it to its clients.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--device", required=True, metavar="NAME", help="host (cuda:N and GPU UUIDs to come)")
+    parser.add_argument("--run-dir", metavar="DIR", help="folder of the socket (KVPAGE_RUN_DIR)")
+    parser.add_argument(
+        "--memory", metavar="BYTES|SHARE", help="budget such as 8GiB, or a share of what is available; default 0.5"
+    )
+    parser.add_argument("--group", help="Unix group, by name or number, whose members may connect")
+    parser.add_argument(
+        "--ready-fd", type=int, metavar="FD", help="write a line to this descriptor when clients can connect"
+    )
+    return parser

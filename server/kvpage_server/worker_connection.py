@@ -1,0 +1,237 @@
+"""One client of a worker: its socket, what it is owed, and what it holds."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import traceback
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvpage.errors import Conflict, InternalError, KvpageError, ProtocolError, SpecInvalid, TooLarge
+from kvpage.wire import messages
+from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds
+from kvpage.wire.credentials import Peer
+from kvpage_server.worker_limits import Limits
+from kvpage_server.worker_log import log
+from kvpage_server.worker_loop import Loop, Timer
+from kvpage_server.worker_pools import Pool
+
+
+class Handler(Protocol):
+    """What a connection needs from the rest of the worker."""
+
+    @property
+    def epoch(self) -> str: ...
+
+    def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
+        """Answer with `reply` or `fail`, now or later. Owns `fds`. What it raises becomes the answer."""
+
+    def disconnected(self, connection: Connection) -> None:
+        """Called once, whatever ended the connection."""
+
+
+class Connection:
+    """Reads requests while its client reads the replies; closes itself when the client breaks a rule."""
+
+    def __init__(self, sock: socket.socket, peer: Peer, loop: Loop, limits: Limits, handler: Handler) -> None:
+        self.peer = peer
+        self.limits = limits
+        self.role: messages.Role | None = None
+        """None until the client has said hello."""
+        self.client_name = ""
+        self.holds: dict[int, Pool] = {}
+        self.num_waits = 0
+        self.closed = False
+        self._socket = sock
+        self._loop = loop
+        self._handler = handler
+        self._reader = FrameReader()
+        self._outbox = Outbox()
+        self._unacknowledged: int | None = None
+        self._ending = False
+        self._watched = selectors.EVENT_READ
+        self._stall_timer: Timer | None = None
+        self._hello_timer: Timer | None = loop.call_after(limits.hello_s, lambda: self._give_up("no hello"))
+        sock.setblocking(False)
+        loop.watch(sock, self._watched, self._on_ready)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self.role or "new"
+        return f"<Connection pid {self.peer.pid} {state}, {len(self.holds)} holds, {self._outbox!r}>"
+
+    # --- for handlers ------------------------------------------------------------------------------------------------
+
+    def welcome(self, role: messages.Role, client_name: str) -> None:
+        self.role, self.client_name = role, client_name
+        self._cancel_hello_timer()
+
+    def reply(self, request_id: int, body: messages.ReplyBody, fds: Sequence[int] = ()) -> None:
+        """Answer a request; owns `fds`. Does nothing for a request that wants no answer, or when the client is gone."""
+        self._send(messages.ReplyFrame(id=request_id, epoch=self._handler.epoch, body=body), fds)
+
+    def fail(self, request_id: int, error: KvpageError) -> None:
+        wire_error = messages.WireError.from_error(error)
+        self._send(messages.ReplyFrame(id=request_id, epoch=self._handler.epoch, error=wire_error))
+
+    def require_acknowledged(self) -> None:
+        """Raise `Conflict` while the client has not acknowledged the last reply with descriptors."""
+        if self._unacknowledged is not None:
+            raise Conflict(
+                f"the descriptors of reply {self._unacknowledged} are not acknowledged; read that reply and send"
+                f" ack={self._unacknowledged} with the next request",
+                details={"unacknowledged": self._unacknowledged},
+            )
+
+    def end(self) -> None:
+        """Look at no further request, and close when everything that was answered is sent."""
+        self._ending = True
+        self._flush()
+
+    def refuse(self, error: KvpageError) -> None:
+        """Say why, as far as the client listens, and close."""
+        wire_error = messages.WireError.from_error(error)
+        self._push(messages.encode(messages.ReplyFrame(id=0, epoch=self._handler.epoch, error=wire_error)), ())
+        self.end()
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._cancel_hello_timer()
+        self._cancel_stall_timer()
+        self._loop.watch(self._socket, 0, self._on_ready)
+        self._socket.close()
+        self._reader.close()
+        self._outbox.close()
+        self._handler.disconnected(self)
+
+    # --- in --------------------------------------------------------------------------------------------------------
+
+    def _on_ready(self) -> None:
+        if self.closed:
+            return
+        try:
+            if self._is_reading and not self._read():
+                self.close()
+                return
+            self._work()
+        except ProtocolError as error:
+            log("protocol_error", level="warning", client_pid=self.peer.pid, reason=error.message)
+            self.refuse(error)
+        except OSError:  # the client is gone
+            self.close()
+
+    @property
+    def _is_reading(self) -> bool:
+        return not self._ending and self._outbox.num_bytes <= self.limits.max_queued_bytes
+
+    def _read(self) -> bool:
+        try:
+            return self._reader.read(self._socket)
+        except BlockingIOError:  # ready for writing only
+            return True
+
+    def _work(self) -> None:
+        """Requests and replies in turns, until a whole request or room for its reply is missing."""
+        self._flush()
+        while not self.closed and self._is_reading and (frame := self._reader.take()) is not None:
+            self._handle(frame)
+            self._flush()
+
+    def _handle(self, frame: Frame) -> None:
+        try:
+            request = messages.decode_request(frame.payload)
+        except ProtocolError:
+            close_fds(frame.fds)
+            raise
+        if isinstance(request, messages.InvalidRequest):
+            close_fds(frame.fds)
+            self.fail(request.id, SpecInvalid(f"request {request.id} cannot be read: {request.reason}"))
+            return
+        _check(request, frame.fds, greeted=self.role is not None)
+        if request.ack is not None and request.ack == self._unacknowledged:
+            self._unacknowledged = None
+        try:
+            self._handler.handle(self, request.id, request.body, frame.fds)
+        except KvpageError as error:
+            self.fail(request.id, error)
+        except Exception as error:  # noqa: BLE001 - one request must not cost the others their connection
+            log("internal_error", level="error", traceback=traceback.format_exc())
+            self.fail(request.id, InternalError(f"the worker failed at this: {type(error).__name__}"))
+
+    # --- out -------------------------------------------------------------------------------------------------------
+
+    def _send(self, frame: messages.ReplyFrame, fds: Sequence[int] = ()) -> None:
+        if frame.id == 0:
+            close_fds(fds)
+            return
+        payload = messages.encode(frame)
+        if len(payload) > MAX_FRAME_BYTES:
+            close_fds(fds)
+            self.fail(frame.id, TooLarge(f"the reply has {len(payload)} bytes, a frame at most {MAX_FRAME_BYTES}"))
+            return
+        if fds:
+            self._unacknowledged = frame.id
+        self._push(payload, fds)
+
+    def _push(self, payload: bytes, fds: Sequence[int]) -> None:
+        if self.closed:
+            close_fds(fds)
+            return
+        self._outbox.push(payload, fds)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self.closed:
+            return
+        queued_bytes = self._outbox.num_bytes
+        try:
+            done = self._outbox.flush(self._socket)
+        except OSError:  # the client is gone
+            self.close()
+            return
+        if self._outbox.num_bytes < queued_bytes or done:
+            self._cancel_stall_timer()
+        if done and self._ending:
+            self.close()
+            return
+        if not done and self._stall_timer is None:
+            self._stall_timer = self._loop.call_after(self.limits.stall_s, lambda: self._give_up("replies not read"))
+        self._watch(done)
+
+    def _watch(self, sent_all: bool) -> None:
+        wanted = (selectors.EVENT_READ if self._is_reading else 0) | (0 if sent_all else selectors.EVENT_WRITE)
+        if wanted != self._watched:
+            self._watched = wanted
+            self._loop.watch(self._socket, wanted, self._on_ready)
+
+    def _give_up(self, reason: str) -> None:
+        log("client_closed", level="warning", client_pid=self.peer.pid, client_name=self.client_name, reason=reason)
+        self.close()
+
+    def _cancel_hello_timer(self) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+def _check(request: messages.RequestFrame, fds: Sequence[int], *, greeted: bool) -> None:
+    """What every request must keep to; owns `fds` if it does not, and raises `ProtocolError`."""
+    body, name = request.body, type(request.body).__name__
+    expected = len(body.chunks) + 1 if isinstance(body, messages.AdoptPool) else 0
+    fault = None
+    if len(fds) != expected:
+        fault = f"a {name} with {len(fds)} descriptors where {expected} belong"
+    elif isinstance(body, messages.Hello) == greeted:
+        fault = f"a {name} where " + ("hello was said already" if greeted else "the first request must be Hello")
+    elif request.id == 0 and not isinstance(body, messages.Detach):
+        fault = f"a {name} with id 0: only Detach goes without an answer"
+    if fault is not None:
+        close_fds(fds)
+        raise ProtocolError(fault)

@@ -1,0 +1,124 @@
+"""Pools coming and going: create, wait, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvpage.errors import Draining, KvpageError, PoolNotFound, SpecInvalid, TooLarge, TooManyClients, shorten
+from kvpage.wire import messages
+from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_limits import FDS_PER_POOL, Limits
+from kvpage_server.worker_log import log
+from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_memory import MemoryKeeper
+from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
+from kvpage_server.worker_waiting import Waiting
+
+
+class PoolLifecycle:
+    """Starts slow work on the keeper and finishes it when its outcome comes back."""
+
+    def __init__(
+        self, pools: PoolTable, keeper: MemoryKeeper, loop: Loop, limits: Limits, *, num_clients: Callable[[], int]
+    ) -> None:
+        self._pools = pools
+        self._keeper = keeper
+        self._limits = limits
+        self._num_clients = num_clients
+        self._waiting = Waiting(loop)
+
+    def create(self, connection: Connection, request_id: int, body: messages.CreatePool) -> None:
+        _check_create(body)
+        self._check_fds()
+        chunk = messages.ChunkInfo(kind=self._keeper.memory.handle_kind, size_bytes=body.buffer_size_bytes)
+        pool, created = self._pools.create(body.name, body.plan_id, body.plan, [chunk])
+        if created:
+            log("pool_creating", pool_id=pool.pool_id, name=pool.name, size_bytes=pool.size_bytes)
+            self._keeper.commit(
+                pool,
+                self._pools.record(pool),
+                progress=lambda committed_bytes: self._pools.committed(pool, committed_bytes),
+                done=lambda outcome: self._committed(pool, outcome),
+            )
+        connection.reply(request_id, messages.PoolCreated(pool=self._pools.describe(pool), created=created))
+
+    def wait(self, connection: Connection, request_id: int, body: messages.WaitPool) -> None:
+        pool = self._pools.get(body.pool_id)
+        if pool.state in ("ready", "failed"):
+            connection.reply(request_id, self._pools.describe(pool))
+            return
+        self._waiting.add(
+            pool,
+            connection,
+            request_id,
+            on_removed=PoolNotFound(f"pool {pool.pool_id} was deleted", details={"pool_id": pool.pool_id}),
+            timeout_s=body.timeout_s,
+            on_timeout=lambda: self._pools.describe(pool),
+        )
+
+    def delete(self, connection: Connection, request_id: int, body: messages.DeletePool) -> None:
+        pool = self._pools.get(body.pool_id)
+        self._waiting.check_room(connection)
+        previous = pool.state
+        memory = self._pools.begin_delete(pool)
+        self._waiting.add(pool, connection, request_id, on_removed=messages.PoolDeleted(pool_id=pool.pool_id))
+        if memory is not None:
+            self._close(pool, memory)
+        elif previous == "failed":
+            self._removed(pool)
+        # A pool that was creating is removed when the thread that commits it has noticed.
+
+    def disconnected(self, connection: Connection) -> None:
+        self._waiting.forget(connection)
+
+    def drain(self) -> None:
+        for pool in self._pools:
+            pool.abandoned.set()
+        self._waiting.end_all(Draining("the worker is ending; ask its successor"))
+
+    def _check_fds(self) -> None:
+        limit = self._limits.max_fds_with_pools
+        if self._num_clients() + FDS_PER_POOL * (len(self._pools) + 1) > limit:
+            raise TooManyClients(
+                f"{self._num_clients()} clients and {len(self._pools)} pools use up the {limit} descriptors this worker"
+                " may open for them; delete pools, or raise its limit of open files (ulimit -Hn)",
+                details={"num_clients": self._num_clients(), "num_pools": len(self._pools)},
+            )
+
+    def _committed(self, pool: Pool, outcome: PoolMemory | KvpageError) -> None:
+        if pool.state == "deleting":
+            if isinstance(outcome, PoolMemory):
+                self._close(pool, outcome)
+            else:
+                self._removed(pool)
+            return
+        if isinstance(outcome, PoolMemory):
+            self._pools.become_ready(pool, outcome)
+            log("pool_ready", pool_id=pool.pool_id, name=pool.name)
+        else:
+            self._pools.become_failed(pool, outcome)
+            log("pool_failed", level="warning", pool_id=pool.pool_id, name=pool.name, reason=outcome.message)
+        self._waiting.settled(pool, self._pools.describe(pool))
+
+    def _close(self, pool: Pool, memory: PoolMemory) -> None:
+        self._keeper.close(memory, lambda: self._removed(pool))
+
+    def _removed(self, pool: Pool) -> None:
+        self._pools.remove(pool)
+        log("pool_deleted", pool_id=pool.pool_id, name=pool.name)
+        self._waiting.removed(pool)
+
+
+def _check_create(body: messages.CreatePool) -> None:
+    """What the types of the message cannot say."""
+    length = len(body.name.encode("utf-8", "surrogatepass"))
+    if length > messages.MAX_NAME_BYTES or not body.name.isprintable():
+        raise SpecInvalid(
+            f"pool name {shorten(body.name)} has {length} bytes or characters that cannot be printed; use at most"
+            f" {messages.MAX_NAME_BYTES} bytes of printable text"
+        )
+    if len(body.plan) > messages.MAX_PLAN_BYTES:
+        raise TooLarge(
+            f"a plan of {len(body.plan)} bytes; a worker keeps at most {messages.MAX_PLAN_BYTES}",
+            details={"length_bytes": len(body.plan), "limit_bytes": messages.MAX_PLAN_BYTES},
+        )

@@ -1,0 +1,44 @@
+"""What one client may take from a worker."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+FDS_PER_POOL = 2  # chunk and control block
+
+_CLIENT_SHARE = 0.8
+_POOL_SHARE = 0.9
+_OWN_FDS = 32  # standard streams, selector, lock, listening socket, libraries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    hello_s: float = 5.0
+    """How long a new connection may take to say hello."""
+    stall_s: float = 5.0
+    """How long a client may leave waiting replies unread."""
+    max_queued_bytes: int = 1 << 20
+    """No request of a client is looked at while more than this of its replies waits."""
+    max_holds: int = 1024
+    """Of one connection."""
+    max_waits: int = 16
+    """Of one connection: requests to be answered later."""
+    max_fds: int = 1024
+    """Descriptors this process may have open."""
+
+    @property
+    def max_fds_with_clients(self) -> int:
+        """New clients are refused from here on, so that those who are there can be served."""
+        return int(self.max_fds * _CLIENT_SHARE) - _OWN_FDS
+
+    @property
+    def max_fds_with_pools(self) -> int:
+        return int(self.max_fds * _POOL_SHARE) - _OWN_FDS
+
+
+def raise_fd_limit() -> int:
+    """Let this process open as many descriptors as it may; returns that number."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -1,0 +1,109 @@
+"""One thread that waits: for sockets, for the time, and for what other threads have to tell."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from kvpage_server.worker_log import log
+
+Callback: TypeAlias = Callable[[], None]
+
+
+class Timer:
+    """A callback at a time, unless it is cancelled."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class Loop:
+    """Runs callbacks one at a time until `stop`. A callback that raises is logged and the loop goes on: a worker must
+    not lose its pools to one bad request.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._posted: deque[Callback] = deque()
+        self._running = False
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self.watch(self._wake_out, selectors.EVENT_READ, self._run_posted)
+
+    def watch(self, sock: socket.socket, events: int, callback: Callback) -> None:
+        """Call `callback` whenever `sock` is ready for `events`. 0 stops watching."""
+        known = sock in self._selector.get_map()
+        if events and known:
+            self._selector.modify(sock, events, callback)
+        elif events:
+            self._selector.register(sock, events, callback)
+        elif known:
+            self._selector.unregister(sock)
+
+    def call_after(self, delay_s: float, callback: Callback) -> Timer:
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (self.clock() + delay_s, next(self._order), timer))
+        return timer
+
+    def post(self, callback: Callback) -> None:
+        """Have `callback` run by the loop. From any thread, and from signal handlers."""
+        self._posted.append(callback)
+        with contextlib.suppress(BlockingIOError):  # so many bytes wait there that it will wake up anyway
+            self._wake_in.send(b"\0")
+
+    def run(self) -> None:
+        self._running = True
+        while self._running:
+            for key, _ in self._selector.select(self._timeout_s()):
+                if key.fd in self._selector.get_map():  # an earlier callback of this round may have closed it
+                    _run(key.data)
+            self._run_timers()
+
+    def stop(self) -> None:
+        self._running = False
+
+    def close(self) -> None:
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _timeout_s(self) -> float | None:
+        while self._timers and self._timers[0][2].callback is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - self.clock()) if self._timers else None
+
+    def _run_timers(self) -> None:
+        now = self.clock()
+        while self._timers and self._timers[0][0] <= now:
+            callback = heapq.heappop(self._timers)[2].callback
+            if callback is not None:
+                _run(callback)
+
+    def _run_posted(self) -> None:
+        self._wake_out.recv(4096)
+        for _ in range(len(self._posted)):
+            _run(self._posted.popleft())
+
+
+def _run(callback: Callback) -> None:
+    try:
+        callback()
+    except Exception:  # noqa: BLE001 - whatever it is, the memory of every client hangs on this loop
+        log("internal_error", level="error", traceback=traceback.format_exc())

@@ -1,0 +1,59 @@
+"""Making a pool's memory real and giving it back, on helper threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from kvpage.errors import Conflict, KvpageError
+from kvpage.memory.base import MemoryKind
+from kvpage.memory.host import HostMemory
+from kvpage_server.control_block import ControlRecord, write_control_block
+from kvpage_server.worker_helper import Helper
+from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_pools import Pool, PoolMemory
+
+
+class MemoryKeeper:
+    """Commits and closes the memory of pools. Every callback runs in the loop."""
+
+    def __init__(self, loop: Loop, memory: MemoryKind, control_memory: HostMemory) -> None:
+        self.memory = memory
+        self.control_memory = control_memory
+        self._loop = loop
+        self._committing = Helper("commit", loop.post)
+        self._closing = Helper("close", loop.post)  # giving back must not queue behind a commit that takes a minute
+
+    def commit(
+        self,
+        pool: Pool,
+        record: ControlRecord,
+        *,
+        progress: Callable[[int], None],
+        done: Callable[[PoolMemory | KvpageError], None],
+    ) -> None:
+        """Commit what `record` describes, until `pool.abandoned` is set."""
+
+        def report(committed_bytes: int) -> None:
+            if pool.abandoned.is_set():
+                raise Conflict(f"pool {pool.pool_id} was deleted while it was being created")
+            self._loop.post(lambda: progress(committed_bytes))
+
+        self._committing.submit(lambda: self._commit(record, report), done)
+
+    def _commit(self, record: ControlRecord, report: Callable[[int], None]) -> PoolMemory:
+        report(0)
+        with contextlib.ExitStack() as undo:
+            control = undo.enter_context(write_control_block(record, self.control_memory))
+            chunk = undo.enter_context(self.memory.create(record.buffer_size_bytes, report))
+            undo.pop_all()
+            return PoolMemory(chunks=(chunk,), control=control)
+
+    def close(self, memory: PoolMemory, done: Callable[[], None]) -> None:
+        """Give memory back: freeing many GiB takes as long as committing them."""
+        self._closing.submit(memory.close, lambda _: done())
+
+    def stop(self) -> None:
+        """Finish what was begun and end the threads."""
+        self._committing.stop()
+        self._closing.stop()

@@ -1,0 +1,260 @@
+"""The pools of a worker: who holds what, in which state. Pure bookkeeping; it decides and never waits.
+
+creating ──► ready ──► deleting ──► (gone)
+    ├──────► failed ──────┘  │
+    └────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kvpage.errors import Conflict, KvpageError, PoolNotFound, StaleHandle, shorten
+from kvpage.memory.base import Chunk
+from kvpage.wire.messages import MAX_HOLDERS_NAMED, ChunkInfo, Holder, PoolState, PoolStateName, WireError
+from kvpage_server.control_block import ControlRecord
+from kvpage_server.worker_budget import Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolMemory:
+    """What makes a pool real. Whoever removes it from a pool closes it."""
+
+    chunks: tuple[Chunk, ...]
+    control: Chunk
+
+    @property
+    def all(self) -> tuple[Chunk, ...]:
+        """In the order in which descriptors are handed over."""
+        return (*self.chunks, self.control)
+
+    def close(self) -> None:
+        for chunk in self.all:
+            chunk.close()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pool:
+    """One entry of a `PoolTable`, which alone changes it."""
+
+    pool_id: str
+    name: str
+    plan_id: str
+    plan: bytes
+    chunks: tuple[ChunkInfo, ...]
+    state: PoolStateName = "creating"
+    committed_bytes: int = 0
+    reserved_bytes: int = 0
+    """Of the budget."""
+    memory: PoolMemory | None = None
+    holders: dict[int, Holder] = field(default_factory=dict)
+    error: KvpageError | None = None
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """Set when the thread that commits the memory should stop."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(chunk.size_bytes for chunk in self.chunks)
+
+    def require_ready(self) -> PoolMemory:
+        if self.state == "ready" and self.memory is not None:
+            return self.memory
+        raise Conflict(
+            f"pool {self.pool_id} ({shorten(self.name)}) is {self.state}, not ready; "
+            + ("wait for it" if self.state == "creating" else "create it again"),
+            details={"pool_id": self.pool_id, "state": self.state},
+        )
+
+
+class PoolTable:
+    """All pools of one device."""
+
+    def __init__(self, device: str, budget: Budget, epoch: str | None = None) -> None:
+        self.device = device
+        self.epoch = epoch or secrets.token_hex(16)
+        self.budget = budget
+        self._pools: dict[str, Pool] = {}
+        self._next_hold_id = 1
+
+    def __repr__(self) -> str:
+        states = ", ".join(f"{pool.name}: {pool.state}, {len(pool.holders)} holders" for pool in self)
+        return f"<PoolTable {self.device} [{states}] {self.budget!r}>"
+
+    def __iter__(self) -> Iterator[Pool]:
+        return iter(self._pools.values())
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    def describe(self, pool: Pool) -> PoolState:
+        holders = list(pool.holders.values())
+        return PoolState(
+            pool_id=pool.pool_id,
+            name=pool.name,
+            device=self.device,
+            epoch=self.epoch,
+            plan_id=pool.plan_id,
+            state=pool.state,
+            buffer_size_bytes=pool.size_bytes,
+            committed_bytes=pool.committed_bytes,
+            num_holders=len(holders),
+            holders=holders[:MAX_HOLDERS_NAMED],
+            error=None if pool.error is None else WireError.from_error(pool.error),
+        )
+
+    def record(self, pool: Pool) -> ControlRecord:
+        return ControlRecord(
+            epoch=self.epoch,
+            device=self.device,
+            pool_id=pool.pool_id,
+            name=pool.name,
+            plan_id=pool.plan_id,
+            plan=pool.plan,
+            chunks=list(pool.chunks),
+        )
+
+    # --- looking up --------------------------------------------------------------------------------------------------
+
+    def get(self, pool_id: str) -> Pool:
+        pool = self._pools.get(pool_id)
+        if pool is None:
+            raise PoolNotFound(f"device {self.device} has no pool {pool_id}", details={"pool_id": pool_id})
+        return pool
+
+    def find(self, name: str) -> Pool:
+        pool = self._named(name)
+        if pool is None:
+            raise PoolNotFound(f"device {self.device} has no pool named {shorten(name)}", details={"name": name})
+        return pool
+
+    def _named(self, name: str) -> Pool | None:
+        return next((pool for pool in self if pool.name == name), None)
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def create(self, name: str, plan_id: str, plan: bytes, chunks: Iterable[ChunkInfo]) -> tuple[Pool, bool]:
+        """The pool of this name, and whether it is new and its memory has to be committed.
+
+        A failed pool of the name makes room for a new attempt. Raises `Conflict` when the name is taken by another
+        plan or by a pool that is being deleted, `NotEnoughMemory` when the budget does not allow the pool.
+        """
+        chunks = tuple(chunks)
+        there = self._named(name)
+        if there is not None and there.state != "failed":
+            self._require_same(there, plan_id, sum(chunk.size_bytes for chunk in chunks))
+            return there, False
+        pool = Pool(pool_id=f"pool-{secrets.token_hex(8)}", name=name, plan_id=plan_id, plan=plan, chunks=chunks)
+        promised = sum(pool.size_bytes - pool.committed_bytes for pool in self if pool.state == "creating")
+        self.budget.reserve(pool.size_bytes, promised_bytes=promised)
+        pool.reserved_bytes = pool.size_bytes
+        if there is not None:
+            self.remove(there)
+        self._pools[pool.pool_id] = pool
+        return pool, True
+
+    def _require_same(self, pool: Pool, plan_id: str, size_bytes: int) -> None:
+        if pool.state == "deleting":
+            raise Conflict(f"pool {shorten(pool.name)} is being deleted; try again", details={"state": pool.state})
+        if (pool.plan_id, pool.size_bytes) != (plan_id, size_bytes):
+            raise Conflict(
+                f"pool {shorten(pool.name)} exists with plan {pool.plan_id} and {pool.size_bytes} bytes, not with"
+                f" {plan_id} and {size_bytes}; delete it or choose another name",
+                details={"pool_id": pool.pool_id, "plan_id": pool.plan_id},
+            )
+
+    def adopt(self, record: ControlRecord, memory: PoolMemory) -> Pool:
+        """Take over a pool of a worker that died; a worker without pools goes on in its epoch.
+
+        Raises `StaleHandle` for a pool of another epoch, `Conflict` when its name or id is taken.
+        """
+        if len(self) and record.epoch != self.epoch:
+            raise StaleHandle(
+                f"pool {record.pool_id} is of epoch {record.epoch}; this worker has pools of epoch {self.epoch}",
+                details={"epoch": self.epoch},
+            )
+        if record.pool_id in self._pools or self._named(record.name):
+            raise Conflict(f"a pool {record.pool_id} or a pool named {shorten(record.name)} exists already")
+        pool = Pool(
+            pool_id=record.pool_id,
+            name=record.name,
+            plan_id=record.plan_id,
+            plan=record.plan,
+            chunks=tuple(record.chunks),
+            state="ready",
+            committed_bytes=record.buffer_size_bytes,
+            reserved_bytes=record.buffer_size_bytes,
+            memory=memory,
+        )
+        self.epoch = record.epoch
+        self.budget.adopt(pool.size_bytes)
+        self._pools[pool.pool_id] = pool
+        return pool
+
+    def committed(self, pool: Pool, committed_bytes: int) -> None:
+        pool.committed_bytes = committed_bytes
+
+    def become_ready(self, pool: Pool, memory: PoolMemory) -> None:
+        pool.state, pool.memory, pool.committed_bytes = "ready", memory, pool.size_bytes
+
+    def become_failed(self, pool: Pool, error: KvpageError) -> None:
+        """The pool stays to tell why; what it had reserved is free again."""
+        self._release_budget(pool)
+        pool.state, pool.error, pool.committed_bytes = "failed", error, 0
+
+    def begin_delete(self, pool: Pool) -> PoolMemory | None:
+        """From now on nobody can take hold of the pool. Returns the memory to close, if it is there.
+
+        Raises `Conflict` naming the holders, if there are any.
+        """
+        if pool.holders:
+            raise _held(pool)
+        pool.state = "deleting"
+        pool.abandoned.set()
+        memory, pool.memory = pool.memory, None
+        return memory
+
+    def remove(self, pool: Pool) -> None:
+        """Forget a pool whose memory is closed."""
+        del self._pools[pool.pool_id]
+        self._release_budget(pool)
+
+    def _release_budget(self, pool: Pool) -> None:
+        self.budget.release(pool.reserved_bytes)
+        pool.reserved_bytes = 0
+
+    # --- holds -------------------------------------------------------------------------------------------------------
+
+    def hold(self, pool: Pool, *, pid: int, uid: int, client_name: str) -> int:
+        """Id of a new hold on a pool that is ready."""
+        pool.require_ready()
+        hold_id, self._next_hold_id = self._next_hold_id, self._next_hold_id + 1
+        pool.holders[hold_id] = Holder(hold_id=hold_id, pid=pid, uid=uid, client_name=client_name)
+        return hold_id
+
+    def release(self, pool: Pool, hold_id: int) -> None:
+        del pool.holders[hold_id]
+
+    def check(self) -> None:
+        """Re-derive what the budget says from the pools. Raises AssertionError."""
+        expected = sum(pool.reserved_bytes for pool in self)
+        if self.budget.reserved_bytes != expected:
+            raise AssertionError(f"{self!r}: the pools have reserved {expected} bytes")
+        for pool in self:
+            if (pool.memory is not None) != (pool.state == "ready") or (pool.holders and pool.state != "ready"):
+                raise AssertionError(f"{self!r}: pool {pool.pool_id} has memory or holders in state {pool.state}")
+
+
+def _held(pool: Pool) -> Conflict:
+    named = list(pool.holders.values())[:MAX_HOLDERS_NAMED]
+    people = ", ".join(f"pid {holder.pid} uid {holder.uid} ({shorten(holder.client_name)})" for holder in named[:3])
+    return Conflict(
+        f"pool {pool.pool_id} ({shorten(pool.name)}) has {len(pool.holders)} holders: {people}"
+        f"{', …' if len(pool.holders) > 3 else ''}; end them or let them detach first",
+        details={
+            "num_holders": len(pool.holders),
+            "holders": [{"pid": h.pid, "uid": h.uid, "client_name": h.client_name} for h in named],
+        },
+    )

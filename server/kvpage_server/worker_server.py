@@ -1,0 +1,127 @@
+"""The worker's front door: accepts clients, turns strangers away, and ends in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+
+from kvpage.errors import KvpageError, PermissionDenied, TooManyClients
+from kvpage.wire import messages
+from kvpage.wire.channel import Outbox
+from kvpage.wire.credentials import Peer, peer_of, supplementary_groups
+from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_endpoint import Endpoint
+from kvpage_server.worker_limits import FDS_PER_POOL, Limits
+from kvpage_server.worker_log import log
+from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_memory import MemoryKeeper
+from kvpage_server.worker_pools import PoolTable
+from kvpage_server.worker_requests import Requests
+
+_MAX_ACCEPTS = 64  # in a row, before those who are connected get their turn
+
+
+class Server:
+    """Owns the connections; the `Handler` of each."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        pools: PoolTable,
+        keeper: MemoryKeeper,
+        loop: Loop,
+        *,
+        limits: Limits,
+        group: int | None = None,
+    ) -> None:
+        """Members of `group`, by its id, may connect too."""
+        self._endpoint = endpoint
+        self._pools = pools
+        self._loop = loop
+        self._limits = limits
+        self._group = group
+        self._connections: set[Connection] = set()
+        self._draining = False
+        self._requests = Requests(pools, keeper, loop, limits, num_clients=lambda: len(self._connections))
+        loop.watch(endpoint.socket, selectors.EVENT_READ, self._accept_all)
+
+    def __repr__(self) -> str:
+        return f"<Server {self._endpoint.path} {len(self._connections)} clients, {self._pools!r}>"
+
+    @property
+    def epoch(self) -> str:
+        return self._pools.epoch
+
+    def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
+        self._requests.handle(connection, request_id, body, fds)
+
+    def disconnected(self, connection: Connection) -> None:
+        self._requests.disconnected(connection)
+        self._connections.discard(connection)
+        if self._draining and not self._connections:
+            self._loop.stop()
+
+    def drain(self) -> None:
+        """Accept nobody, tell those who wait, send what was answered, and stop the loop."""
+        if self._draining:
+            return
+        self._draining = True
+        log("draining", num_clients=len(self._connections))
+        self._loop.watch(self._endpoint.socket, 0, self._accept_all)
+        self._endpoint.close()
+        self._requests.drain()
+        for connection in list(self._connections):
+            connection.end()
+        if not self._connections:
+            self._loop.stop()
+
+    def _accept_all(self) -> None:
+        for _ in range(_MAX_ACCEPTS):
+            try:
+                sock, _ = self._endpoint.socket.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # the client is gone again, or no descriptor is left
+                log("accept_failed", level="warning", reason=str(error))
+                return
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        peer = peer_of(sock)
+        try:
+            self._check_room()
+            self._check_peer(sock, peer)
+        except KvpageError as error:
+            log("client_refused", level="warning", client_pid=peer.pid, uid=peer.uid, reason=error.message)
+            self._turn_away(sock, error)
+            return
+        self._connections.add(Connection(sock, peer, self._loop, self._limits, self))
+
+    def _check_room(self) -> None:
+        num_fds = len(self._connections) + FDS_PER_POOL * len(self._pools)
+        limit = self._limits.max_fds_with_clients
+        if num_fds >= limit:
+            raise TooManyClients(
+                f"{len(self._connections)} clients are connected and {len(self._pools)} pools open; the worker serves"
+                f" new clients up to {limit} descriptors; raise its limit of open files (ulimit -Hn)",
+                details={"num_clients": len(self._connections), "limit": limit},
+            )
+
+    def _check_peer(self, sock: socket.socket, peer: Peer) -> None:
+        own = os.geteuid()
+        if peer.uid in (0, own):
+            return
+        if self._group is None:
+            raise PermissionDenied(f"uid {peer.uid} may not connect: only uid {own} and root may; see --group")
+        if peer.gid != self._group and self._group not in supplementary_groups(sock):
+            raise PermissionDenied(f"uid {peer.uid} is not in the group {self._group} whose members may connect")
+
+    def _turn_away(self, sock: socket.socket, error: KvpageError) -> None:
+        wire_error = messages.WireError.from_error(error)
+        outbox = Outbox()
+        outbox.push(messages.encode(messages.ReplyFrame(id=0, epoch=self.epoch, error=wire_error)))
+        with sock, contextlib.suppress(OSError):
+            outbox.flush(sock)
+        outbox.close()

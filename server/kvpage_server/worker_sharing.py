@@ -1,0 +1,130 @@
+"""Handing memory out and taking it over: attach, detach, export, adopt."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from kvpage.errors import NotFound, PermissionDenied, ProtocolError, SpecInvalid, StaleHandle, TooManyClients
+from kvpage.memory.base import Chunk
+from kvpage.wire import messages
+from kvpage.wire.channel import close_fds
+from kvpage_server.control_block import ControlRecord, adopt_control_block
+from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_limits import Limits
+from kvpage_server.worker_log import log
+from kvpage_server.worker_memory import MemoryKeeper
+from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
+
+
+class PoolSharing:
+    """Everything that moves descriptors between processes."""
+
+    def __init__(self, pools: PoolTable, keeper: MemoryKeeper, limits: Limits) -> None:
+        self._pools = pools
+        self._keeper = keeper
+        self._limits = limits
+
+    def attach(self, connection: Connection, request_id: int, body: messages.Attach) -> None:
+        connection.require_acknowledged()
+        if len(connection.holds) >= self._limits.max_holds:
+            raise TooManyClients(f"this connection has {len(connection.holds)} holds, the limit; detach some")
+        pool = self._chosen(body)
+        fds = _exported(pool.require_ready().chunks)
+        peer = connection.peer
+        hold_id = self._pools.hold(pool, pid=peer.pid, uid=peer.uid, client_name=connection.client_name)
+        connection.holds[hold_id] = pool
+        reply = messages.Attached(
+            hold_id=hold_id,
+            pool=self._pools.describe(pool),
+            plan=None if body.known_plan_id == pool.plan_id else pool.plan,
+            chunks=list(pool.chunks),
+        )
+        connection.reply(request_id, reply, fds)
+
+    def _chosen(self, body: messages.Attach) -> Pool:
+        if (body.pool_id is None) == (body.name is None):
+            raise SpecInvalid("Attach takes either a pool_id or a name")
+        if body.epoch is not None and body.epoch != self._pools.epoch:
+            raise StaleHandle(
+                f"the handle is of epoch {body.epoch}; this worker serves epoch {self._pools.epoch}: the memory the"
+                " handle meant is lost, look the pool up again",
+                details={"epoch": self._pools.epoch},
+            )
+        pool = self._pools.find(body.name) if body.name is not None else self._pools.get(str(body.pool_id))
+        if body.plan_id is not None and body.plan_id != pool.plan_id:
+            raise StaleHandle(
+                f"pool {pool.pool_id} has plan {pool.plan_id}, not {body.plan_id}; read its plan again",
+                details={"plan_id": pool.plan_id},
+            )
+        return pool
+
+    def detach(self, connection: Connection, request_id: int, body: messages.Detach) -> None:
+        pool = connection.holds.pop(body.hold_id, None)
+        if pool is None:
+            raise NotFound(f"this connection has no hold {body.hold_id}", details={"hold_id": body.hold_id})
+        self._pools.release(pool, body.hold_id)
+        connection.reply(request_id, messages.Detached(hold_id=body.hold_id))
+
+    def disconnected(self, connection: Connection) -> None:
+        for hold_id, pool in connection.holds.items():
+            self._pools.release(pool, hold_id)
+        connection.holds.clear()
+
+    def export(self, connection: Connection, request_id: int, body: messages.ExportPool) -> None:
+        _require_api(connection)
+        connection.require_acknowledged()
+        pool = self._pools.get(body.pool_id)
+        fds = _exported(pool.require_ready().all)
+        reply = messages.Exported(pool=self._pools.describe(pool), chunks=list(pool.chunks))
+        connection.reply(request_id, reply, fds)
+
+    def adopt(self, connection: Connection, request_id: int, body: messages.AdoptPool, fds: list[int]) -> None:
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_fds, fds)
+            _require_api(connection)
+            undo.pop_all()
+        record, memory = self._imported(body, fds)
+        with contextlib.ExitStack() as undo:
+            undo.callback(memory.close)
+            pool = self._pools.adopt(record, memory)
+            undo.pop_all()
+        log("pool_adopted", pool_id=pool.pool_id, name=pool.name, size_bytes=pool.size_bytes, epoch=self._pools.epoch)
+        connection.reply(request_id, self._pools.describe(pool))
+
+    def _imported(self, body: messages.AdoptPool, fds: list[int]) -> tuple[ControlRecord, PoolMemory]:
+        """What a peer handed over, after every check that does not need the pool table. Owns `fds`."""
+        memory, left = self._keeper.memory, list(fds)
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_fds, left)  # those that nothing below has taken
+            chunks: list[Chunk] = []
+            for info in body.chunks:
+                if info.kind != memory.handle_kind:
+                    raise ProtocolError(f"a chunk of kind {info.kind}, this worker has {memory.handle_kind}")
+                chunks.append(undo.enter_context(memory.import_chunk(left.pop(0), info.size_bytes)))
+            control, record = adopt_control_block(left.pop(0), self._keeper.control_memory)
+            undo.enter_context(control)
+            self._check_record(record, body)
+            undo.pop_all()
+            return record, PoolMemory(chunks=tuple(chunks), control=control)
+
+    def _check_record(self, record: ControlRecord, body: messages.AdoptPool) -> None:
+        device = self._pools.device
+        if record.device != device:
+            raise ProtocolError(f"the control block is of device {record.device}, this worker serves {device}")
+        if record.chunks != body.chunks:
+            raise ProtocolError(f"the control block describes chunks {record.chunks}, handed over were {body.chunks}")
+
+
+def _require_api(connection: Connection) -> None:
+    if connection.role != "api":
+        raise PermissionDenied("only a connection of role 'api' may export and adopt pools")
+
+
+def _exported(chunks: Iterable[Chunk]) -> list[int]:
+    fds: list[int] = []
+    with contextlib.ExitStack() as undo:
+        undo.callback(close_fds, fds)
+        fds.extend(chunk.export() for chunk in chunks)
+        undo.pop_all()
+    return fds

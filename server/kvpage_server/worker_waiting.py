@@ -1,0 +1,101 @@
+"""Requests that are answered later: when a pool's state changes, or when their time is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvpage.errors import KvpageError, RateLimited
+from kvpage.wire.messages import ReplyBody
+from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_loop import Loop, Timer
+from kvpage_server.worker_pools import Pool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiter:
+    connection: Connection
+    request_id: int
+    on_removed: ReplyBody | KvpageError
+    timer: Timer | None = None
+
+
+class Waiting:
+    """Who waits for which pool."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._waiters: dict[Pool, list[_Waiter]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Waiting {sum(map(len, self._waiters.values()))} requests>"
+
+    def check_room(self, connection: Connection) -> None:
+        """Raises `RateLimited` when the connection has as many requests waiting as it may."""
+        limit = connection.limits.max_waits
+        if connection.num_waits >= limit:
+            raise RateLimited(f"{limit} requests of this connection wait already; wait on another connection")
+
+    def add(
+        self,
+        pool: Pool,
+        connection: Connection,
+        request_id: int,
+        *,
+        on_removed: ReplyBody | KvpageError,
+        timeout_s: float | None = None,
+        on_timeout: Callable[[], ReplyBody] | None = None,
+    ) -> None:
+        """Answer the request when the pool settles, or with `on_removed` when it is gone, or when time is over."""
+        self.check_room(connection)
+        waiter = _Waiter(connection=connection, request_id=request_id, on_removed=on_removed)
+        if timeout_s is not None and on_timeout is not None:
+            late_answer = on_timeout
+            waiter.timer = self._loop.call_after(timeout_s, lambda: self._time_out(pool, waiter, late_answer))
+        connection.num_waits += 1
+        self._waiters.setdefault(pool, []).append(waiter)
+
+    def settled(self, pool: Pool, answer: ReplyBody) -> None:
+        """The pool has become ready or failed."""
+        for waiter in self._take(pool):
+            _answer(waiter, answer)
+
+    def removed(self, pool: Pool) -> None:
+        for waiter in self._take(pool):
+            _answer(waiter, waiter.on_removed)
+
+    def end_all(self, error: KvpageError) -> None:
+        for pool in list(self._waiters):
+            for waiter in self._take(pool):
+                _answer(waiter, error)
+
+    def forget(self, connection: Connection) -> None:
+        """Nobody is there to be answered any more."""
+        for pool in list(self._waiters):
+            for waiter in [waiter for waiter in self._waiters[pool] if waiter.connection is connection]:
+                self._drop(pool, waiter)
+
+    def _time_out(self, pool: Pool, waiter: _Waiter, answer: Callable[[], ReplyBody]) -> None:
+        self._drop(pool, waiter)
+        _answer(waiter, answer())
+
+    def _take(self, pool: Pool) -> list[_Waiter]:
+        waiters = list(self._waiters.get(pool, ()))
+        for waiter in waiters:
+            self._drop(pool, waiter)
+        return waiters
+
+    def _drop(self, pool: Pool, waiter: _Waiter) -> None:
+        self._waiters[pool].remove(waiter)
+        if not self._waiters[pool]:
+            del self._waiters[pool]
+        waiter.connection.num_waits -= 1
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+
+
+def _answer(waiter: _Waiter, answer: ReplyBody | KvpageError) -> None:
+    if isinstance(answer, KvpageError):
+        waiter.connection.fail(waiter.request_id, answer)
+    else:
+        waiter.connection.reply(waiter.request_id, answer)
