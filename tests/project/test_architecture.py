@@ -25,7 +25,7 @@ LAYERS = (
 
 # Library -> the only modules (with what lies in them) that may import it. What is not named here is free.
 DOORS = {
-    "torch": ("kvpage.client.views", "kvpage.client.attachment", "kvpage.integrations"),
+    "torch": ("kvpage.client.views", "kvpage.client.attachment", "kvpage.integrations", "kvpage.cli.demo_pattern"),
     "pydantic": ("kvpage.request", "kvpage.pointers", "kvpage_server"),
     "httpx": ("kvpage.client.http",),
     "typer": ("kvpage.cli",),

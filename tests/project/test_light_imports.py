@@ -38,3 +38,7 @@ def test_the_api_process_loads_no_torch() -> None:
 
 def test_planning_loads_no_torch() -> None:
     assert "torch" not in modules_after("import kvpage; kvpage.plan, kvpage.Client")
+
+
+def test_the_command_line_loads_no_torch_before_a_command_needs_it() -> None:
+    assert "torch" not in modules_after("import kvpage.cli.commands")
