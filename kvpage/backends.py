@@ -120,15 +120,23 @@ class KernelBlockSizes:
     def smallest(self) -> int:
         return min((*self.listed, *(() if self.multiple_of is None else (self.multiple_of,))), default=1)
 
+    def smallest_from(self, tokens: int) -> int:
+        """The smallest accepted size of at least `tokens`; the largest listed one where all are smaller."""
+        multiple = () if self.multiple_of is None else (-(-tokens // self.multiple_of) * self.multiple_of,)
+        from_there = (*(size for size in self.listed if size >= tokens), *multiple)
+        return min(from_there, default=max(self.listed, default=tokens))
+
     def largest_within(self, block_size: int) -> int | None:
         """The largest accepted size that divides `block_size` evenly; None when there is none."""
+        if not self.listed and self.multiple_of is None:
+            return block_size  # nothing is known against it
         if self.multiple_of is not None and block_size % self.multiple_of == 0:
             return block_size
         return max((size for size in self.listed if block_size % size == 0), default=None)
 
-    def splits(self, block_size: int) -> bool:
-        """True when a block of `block_size` tokens reaches the kernel as several smaller blocks."""
-        return self.largest_within(block_size) not in (block_size, None)
+    def takes_whole(self, block_size: int) -> bool:
+        """True when the kernel reads a block of `block_size` tokens as one, and not as several smaller ones."""
+        return self.largest_within(block_size) == block_size
 
 
 @dataclass(frozen=True)

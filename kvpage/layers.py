@@ -24,7 +24,7 @@ class BackendLayout:
         return (
             layout.indexes_kv_by_block_stride
             and layout.has_outermost_blocks
-            and not self.kernel_block_sizes.splits(block_size)
+            and self.kernel_block_sizes.takes_whole(block_size)
         )
 
 
@@ -45,11 +45,35 @@ class Layer:
         return FieldError(f"/layers/{self.position}" + (f"/{field}" if field else ""), detail)
 
 
-def check_page_fits_layout(spec: LayerSpec, backend: BackendLayout) -> None:
-    """Raises `LayoutUnsupported` unless one block of the layout holds exactly the bytes the spec needs, or when a
-    padded page would have to lie inside other data or be split by the kernel."""
+def logical_shape(spec: LayerSpec, backend: BackendLayout, num_blocks: int) -> tuple[int, ...]:
+    """The backend's shape for `num_blocks` blocks, in kernel blocks where those are smaller than `spec.block_size`.
+
+    vLLM 0.24.0: a block of b tokens reaches a kernel of k tokens as b / k blocks, so block i is kernel blocks
+    i × b / k … of the view. Raises `LayoutUnsupported` when b is a multiple of no kernel block size.
+    """
+    kernel = kernel_block_size(spec, backend)
+    split = spec.block_size // kernel
+    return backend.layout.logical_shape({**spec.symbols(), "block_size": kernel, "num_blocks": num_blocks * split})
+
+
+def kernel_block_size(spec: LayerSpec, backend: BackendLayout) -> int:
+    """Tokens of the blocks that the kernel sees: the largest accepted size that divides the block evenly."""
+    kernel = backend.kernel_block_sizes.largest_within(spec.block_size)
+    if kernel is None:
+        sizes = backend.kernel_block_sizes
+        accepted = [*map(str, sizes.listed), *([f"multiples of {sizes.multiple_of}"] if sizes.multiple_of else [])]
+        raise LayoutUnsupported(
+            f"block_size {spec.block_size} is no multiple of a block that the kernels of backend {backend.name} accept "
+            f"({', '.join(accepted)} tokens); use {sizes.smallest_from(spec.block_size)}"
+        )
+    return kernel
+
+
+def check_layout(spec: LayerSpec, backend: BackendLayout) -> None:
+    """Raises `LayoutUnsupported` unless one block of the layout holds exactly the bytes the spec needs, in whole kernel
+    blocks, and a padded page is one piece."""
     try:
-        page = backend.layout.logical_shape({**spec.symbols(), "num_blocks": 1})
+        page = logical_shape(spec, backend, 1)
     except KeyError as missing:
         raise LayoutUnsupported(
             f"layout of backend {backend.name} needs {missing}, which {spec.kind} has not"
@@ -73,10 +97,9 @@ def check_can_pad(spec: LayerSpec, backend: BackendLayout) -> None:
             f"backend {backend.name} blocks are not the outermost axis in memory, so a page is not one piece; use a "
             f"layout with num_blocks outermost, or no padding"
         )
-    if backend.kernel_block_sizes.splits(spec.block_size):
-        kernel = backend.kernel_block_sizes.largest_within(spec.block_size)
+    if not backend.kernel_block_sizes.takes_whole(spec.block_size):
         raise LayoutUnsupported(
-            f"page padded from {spec.real_page_size_bytes} to {spec.page_size_bytes} bytes, but backend "
-            f"{backend.name} splits a block of {spec.block_size} tokens into kernel blocks of {kernel}; use "
-            f"block_size {kernel}, or no padding"
+            f"page padded from {spec.real_page_size_bytes} to {spec.page_size_bytes} bytes, but the kernels of backend "
+            f"{backend.name} do not read a block of {spec.block_size} tokens as one; use block_size "
+            f"{backend.kernel_block_sizes.smallest}, or no padding"
         )

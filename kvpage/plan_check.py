@@ -77,13 +77,13 @@ class _Pattern:
     extent: int
 
 
-_ViewKey = tuple[str, tuple[int, ...], tuple[int, ...], int, int]
+_ViewKey = tuple[str, tuple[int, ...], tuple[int, ...], int, int, int]
 
 
 def _check_view(
     name: str, view: TensorView, group: int, num_blocks: int, buffer_size_bytes: int, known: dict[_ViewKey, _Pattern]
 ) -> Footprint:
-    key = (view.dtype, view.shape, view.strides_bytes, view.block_axis, num_blocks)
+    key = (view.dtype, view.shape, view.strides_bytes, view.block_axis, view.kernel_blocks_per_block, num_blocks)
     pattern = known.get(key)
     if pattern is None:
         pattern = known[key] = _check_pattern(name, view, num_blocks)
@@ -114,14 +114,18 @@ def _check_pattern(name: str, view: TensorView, num_blocks: int) -> _Pattern:
         all(stride > 0 and stride % item == 0 for stride in view.strides_bytes),
         f"view {name} has strides {view.strides_bytes} that are not positive multiples of its item size {item}",
     )
-    _require(view.shape[view.block_axis] == num_blocks, f"view {name} does not have {num_blocks} blocks")
+    parts = view.kernel_blocks_per_block
+    _require(
+        parts >= 1 and view.shape[view.block_axis] == num_blocks * parts,
+        f"view {name} does not have {num_blocks} blocks of {parts} kernel blocks",
+    )
     _require(is_nested(view.shape, view.strides_bytes, item), f"view {name} reaches one address by two index tuples")
     stride = view.strides_bytes[view.block_axis]
     extent = span(_without(view.shape, view.block_axis), _without(view.strides_bytes, view.block_axis), item)
     return _Pattern(
         reach=span(view.shape, view.strides_bytes, item),
-        stride=stride if extent <= stride else None,
-        extent=extent,
+        stride=stride * parts if extent <= stride else None,
+        extent=extent + (parts - 1) * stride,
     )
 
 

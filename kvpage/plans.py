@@ -26,6 +26,9 @@ class TensorView(msgspec.Struct, frozen=True, kw_only=True):
     """From the start of the buffer to the first element."""
     block_axis: int
     """The axis that block ids index."""
+    kernel_blocks_per_block: int
+    """More than 1 when the backend's kernels take smaller blocks than the layer's `block_size`: block i is the entries
+    i × kernel_blocks_per_block … of the block axis."""
 
 
 class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +156,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         check_plan(self)
 
     def computed_id(self) -> str:
-        """sha256 of the canonical plan: its JSON with sorted keys, every `reason` and `plan_id` empty, nothing rejected."""
+        """sha256 of the canonical plan: its JSON with sorted keys, `plan_id` and reasons empty, nothing rejected."""
         layers = {name: msgspec.structs.replace(layer, reason="") for name, layer in self.layers.items()}
         return canonical_id(msgspec.structs.replace(self, layers=layers, plan_id="", rejected=()))
 

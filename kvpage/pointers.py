@@ -46,9 +46,18 @@ def _pointer(loc: Sequence[int | str], request: object, *, is_missing: bool) -> 
     parts: list[str] = []
     here: object = request
     for index, step in enumerate(loc):
-        if (isinstance(here, Mapping) and step in here) or (isinstance(here, list | tuple) and isinstance(step, int) and step < len(here)):
-            here = here[step]
+        found, inside = _step_into(here, step)
+        if found:
+            here = inside
         elif not (is_missing and index == len(loc) - 1):
             continue
         parts.append(shorten(str(step)).replace("~", "~0").replace("/", "~1"))
     return "".join("/" + part for part in parts)
+
+
+def _step_into(here: object, step: int | str) -> tuple[bool, object]:
+    if isinstance(here, Mapping):
+        return step in here, here.get(step)
+    if isinstance(here, list | tuple) and isinstance(step, int) and step < len(here):
+        return True, here[step]
+    return False, None

@@ -216,7 +216,10 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MLAAttentionSpec(LayerSpec):
-    """One latent row a token (no V): block_size × num_kv_heads × head_size × item size, the page rounded up to the alignment."""
+    """One latent row a token, no V: block_size × num_kv_heads × head_size × item size.
+
+    The page is that, rounded up to `page_alignment_bytes`.
+    """
 
     kind: ClassVar[str] = "mla_attention"
     num_kv_heads: int = 1

@@ -12,7 +12,7 @@ from math import prod
 
 
 def is_permutation(order: Sequence[int]) -> bool:
-    """True when `order` holds each of 0 … len(order) − 1 once."""
+    """True when `order` holds each of 0 … len(order) - 1 once."""
     return sorted(order) == list(range(len(order)))
 
 

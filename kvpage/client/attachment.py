@@ -69,6 +69,11 @@ class Attachment:
             raise StaleHandle(f"the attachment to pool {self.name!r} is closed; attach again")
         return self._tensors
 
+    @property
+    def buffer(self) -> torch.Tensor:
+        """The whole buffer, all layers and their padding: uint8, shape (buffer_size_bytes,)."""
+        return self.tensors.buffer
+
     def tensor(self, layer: str) -> torch.Tensor:
         """The one tensor of an attention layer, axes in the backend's logical order.
 
@@ -99,6 +104,10 @@ class Tensors(ReadOnlyDict[str, tuple["torch.Tensor", ...]]):
         self._plan = plan
         self._views = views
         self._made: dict[str, tuple[torch.Tensor, ...]] = {}
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        return self._views.base
 
     def __getitem__(self, layer: str) -> tuple[torch.Tensor, ...]:
         made = self._made.get(layer)

@@ -88,7 +88,7 @@ class Connection:
         self._kinds: dict[str, MemoryKind] = {HostMemory.handle_kind: HostMemory()}
         self._plans: OrderedDict[str, Plan] = OrderedDict()
         self._plan_ids: dict[str, str] = {}  # by pool name, as last seen
-        self._holds = 0
+        self._holds: set[int] = set()
         self._closing = False
 
     @property
@@ -120,9 +120,9 @@ class Connection:
         owned: bool = False,
     ) -> Attachment:
         """As `kvpage.attach`, over this connection. `owned`: the connection ends with the attachment."""
-        known = self._plan_ids.get(name)
+        known = self._plans.get(self._plan_ids.get(name, ""))
         request = messages.Attach(
-            name=name, plan_id=plan_id, epoch=epoch, known_plan_id=known if known in self._plans else None
+            name=name, plan_id=plan_id, epoch=epoch, known_plan_id=known.plan_id if known else None
         )
         reply = self._client.request(request)
         if not isinstance(reply.body, messages.Attached):
@@ -131,26 +131,28 @@ class Connection:
         attached = reply.body
         with ExitStack() as undo:
             undo.callback(self._client.send_later, messages.Detach(hold_id=attached.hold_id))
-            plan = self._plan(attached, reply.fds)
+            plan = self._plan(attached, reply.fds, known)
             mapping = self._map(attached, reply.fds, plan)
             undo.callback(mapping.close)
             attachment = Attachment(plan, attached.pool, mapping, wrap)
             undo.pop_all()
         self._plan_ids[name] = plan.plan_id
-        self._holds += 1
+        self._holds.add(attached.hold_id)
         mapping.on_unmapped(self._released(attached.hold_id))
         if owned:
             self._closing = True
         return attachment
 
-    def _plan(self, attached: messages.Attached, fds: list[int]) -> Plan:
-        plan = self._plans.get(attached.pool.plan_id)
+    def _plan(self, attached: messages.Attached, fds: list[int], known: Plan | None) -> Plan:
+        """The pool's plan, proven once and then remembered; the descriptors are closed if it is refused."""
         try:
-            if plan is None:
-                if attached.plan is None:
-                    raise ProtocolError(f"the worker sent no plan for {attached.pool.plan_id}")
+            if attached.plan is not None:
                 plan = Plan.from_json(attached.plan)
                 check_dtypes(plan)
+            elif known is not None:
+                plan = known
+            else:
+                raise ProtocolError(f"the worker sent no plan for {attached.pool.plan_id}")
             if plan.plan_id != attached.pool.plan_id:
                 raise ProtocolError(f"the pool names plan {attached.pool.plan_id}, but came with {plan.plan_id}")
         except BaseException:
@@ -185,16 +187,15 @@ class Connection:
 
     def _released(self, hold_id: int) -> Callable[[], None]:
         def tell_worker() -> None:
-            self._holds -= 1
-            if self._closing and self._holds == 0:
+            self._holds.discard(hold_id)
+            self._client.send_later(messages.Detach(hold_id=hold_id))
+            if self._closing:
                 self._close_when_unused()
-            else:
-                self._client.send_later(messages.Detach(hold_id=hold_id))
 
         return tell_worker
 
     def _close_when_unused(self) -> None:
-        if self._holds == 0:
+        if not self._holds:
             self._client.close()
 
 

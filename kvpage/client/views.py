@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("tensors need torch: pip install 'kvpage[torch]'") from error
 
 from kvpage.dtypes import item_size_bytes
 from kvpage.errors import NotSupported, ProtocolError
@@ -32,7 +35,7 @@ class Views:
     """Tensors over one uint8 tensor `base`, which must be one dense axis."""
 
     def __init__(self, base: torch.Tensor) -> None:
-        self._base = base
+        self.base = base
         self._by_dtype: dict[str, torch.Tensor] = {}
 
     def tensor(self, view: TensorView) -> torch.Tensor:
@@ -42,10 +45,10 @@ class Views:
         """
         item = item_size_bytes(view.dtype)
         end = view.offset_bytes + span(view.shape, view.strides_bytes, item)
-        if view.offset_bytes < 0 or end > self._base.numel():
+        if view.offset_bytes < 0 or end > self.base.numel():
             raise ProtocolError(
                 f"tensor {view.name!r} would reach from byte {view.offset_bytes} to {end} of a buffer of "
-                f"{self._base.numel()} bytes; the plan is not that of this buffer"
+                f"{self.base.numel()} bytes; the plan is not that of this buffer"
             )
         strides_elems = [stride // item for stride in view.strides_bytes]
         return self._typed(view.dtype, item).as_strided(view.shape, strides_elems, view.offset_bytes // item)
@@ -53,13 +56,13 @@ class Views:
     def _typed(self, dtype: str, item: int) -> torch.Tensor:
         typed = self._by_dtype.get(dtype)
         if typed is None:
-            whole = self._base.numel() // item * item  # a buffer of an odd size still has whole elements
-            typed = self._by_dtype[dtype] = self._base[:whole].view(_torch_dtype(dtype))
+            whole = self.base.numel() // item * item  # a buffer of an odd size still has whole elements
+            typed = self._by_dtype[dtype] = self.base[:whole].view(_torch_dtype(dtype))
         return typed
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype):
-        raise NotSupported(f"the plan uses dtype {dtype}, which torch {torch.__version__} does not have; use a newer torch")
+        raise NotSupported(f"torch {torch.__version__} has no dtype {dtype}, which the plan uses; take a newer torch")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from kvpage.errors import SpecInvalid
@@ -17,13 +18,17 @@ def blocks_per_request(groups: Sequence[Group], max_model_len: int, max_num_batc
 
 def longest_request_tokens(groups: Sequence[Group], num_blocks: int, max_num_batched_tokens: int) -> int | None:
     """Longest request that fits into `num_blocks` blocks of which one is the null block; None when all lengths do."""
+    num_groups = Counter(group.spec for group in groups)
 
     def fits(tokens: int) -> bool:
-        return sum(blocks_per_request(groups, tokens, max_num_batched_tokens)) <= num_blocks - 1
+        blocks = sum(count * spec.max_blocks(tokens, max_num_batched_tokens) for spec, count in num_groups.items())
+        return blocks < num_blocks
 
     if fits(MAX_BYTES):
         return None
-    low, high = 0, MAX_BYTES  # low fits (or is 0), high does not
+    low, high = 0, 1  # low fits (0 always does), high does not after the first loop
+    while fits(high):
+        low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -12,7 +12,7 @@ from math import lcm
 
 from kvpage.dtypes import item_size_bytes
 from kvpage.errors import LayoutUnsupported
-from kvpage.layers import BackendLayout, Layer, check_can_pad
+from kvpage.layers import BackendLayout, Layer, check_can_pad, kernel_block_size, logical_shape
 from kvpage.planner.grouping import Grouping
 from kvpage.plans import TensorView
 from kvpage.specs import AttentionSpec, LayerSpec, MambaSpec, MLAAttentionSpec
@@ -72,15 +72,8 @@ def _pattern(layer: Layer, grouping: Grouping) -> tuple[object, ...]:
     spec = grouping.decided[layer.name].spec
     if layer.backend is None:
         return ("states", spec)
-    return (_physical_shape(spec, layer.backend, 1), layer.backend.layout.order, spec.item_sizes_bytes)
-
-
-def _physical_shape(spec: LayerSpec, backend: BackendLayout, num_blocks: int) -> tuple[int, ...]:
-    return permute(_logical_shape(spec, backend, num_blocks), backend.layout.order)
-
-
-def _logical_shape(spec: LayerSpec, backend: BackendLayout, num_blocks: int) -> tuple[int, ...]:
-    return backend.layout.logical_shape({**spec.symbols(), "num_blocks": num_blocks})
+    order = layer.backend.layout.order
+    return (permute(logical_shape(spec, layer.backend, 1), order), order, spec.item_sizes_bytes)
 
 
 class ViewMaker:
@@ -110,6 +103,7 @@ def _moved(view: TensorView, offset_bytes: int) -> TensorView:
         strides_bytes=view.strides_bytes,
         offset_bytes=view.offset_bytes + offset_bytes,
         block_axis=view.block_axis,
+        kernel_blocks_per_block=view.kernel_blocks_per_block,
     )
 
 
@@ -123,7 +117,7 @@ def _views_at_zero(backend: BackendLayout | None, spec: LayerSpec, num_blocks: i
 
 def _attention_view(backend: BackendLayout, spec: AttentionSpec | MLAAttentionSpec, num_blocks: int) -> TensorView:
     layout = backend.layout
-    shape = _logical_shape(spec, backend, num_blocks)
+    shape = logical_shape(spec, backend, num_blocks)
     strides = list(dense_strides(permute(shape, layout.order), item_size_bytes(spec.dtype)))
     if spec.page_size_bytes != spec.real_page_size_bytes:
         check_can_pad(spec, backend)
@@ -135,6 +129,7 @@ def _attention_view(backend: BackendLayout, spec: AttentionSpec | MLAAttentionSp
         strides_bytes=permute(strides, inverse(layout.order)),
         offset_bytes=0,
         block_axis=layout.block_axis,
+        kernel_blocks_per_block=spec.block_size // kernel_block_size(spec, backend),
     )
 
 
@@ -148,6 +143,7 @@ def _state_views(spec: MambaSpec, num_blocks: int) -> tuple[TensorView, ...]:
             strides_bytes=(spec.page_size_bytes, *dense_strides(shape, item_size_bytes(dtype))),
             offset_bytes=start,
             block_axis=0,
+            kernel_blocks_per_block=1,
         )
         for index, (shape, dtype, start) in enumerate(
             zip(spec.shapes, spec.dtypes, spec.state_offsets_bytes, strict=True)

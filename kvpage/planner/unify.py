@@ -114,7 +114,9 @@ def _why_not_padded(layer: Layer, largest: int) -> str:
             f"backend {backend.name} does not read pages through the stride of the block axis; choose one that does "
             f"(such as flash_attn or triton_mla), or sizes whose pages divide {largest}"
         )
-    if backend.kernel_block_sizes.splits(spec.block_size):
-        kernel = backend.kernel_block_sizes.largest_within(spec.block_size)
-        return f"backend {backend.name} splits blocks of {spec.block_size} tokens; use block_size {kernel}"
+    if not backend.kernel_block_sizes.takes_whole(spec.block_size):
+        return (
+            f"the kernels of backend {backend.name} do not read a block of {spec.block_size} tokens as one; "
+            f"use block_size {backend.kernel_block_sizes.smallest}"
+        )
     return f"{largest} is not a multiple of this layer's alignment of {spec.page_alignment} bytes; change page sizes"

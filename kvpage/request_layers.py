@@ -1,0 +1,373 @@
+"""The layers of a plan request, by kind: what may be written there, and what it means.
+
+Scalars are strict (`true`, `"8"` and `8.0` are not the integer 8), containers are lax, unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from kvpage.backends import (
+    AttentionLayout,
+    Backend,
+    KernelBlockSizes,
+    KVCacheLayout,
+    backend_named,
+    default_backend,
+    parse_extent,
+)
+from kvpage.dtypes import item_size_bytes
+from kvpage.errors import FieldError, NotSupported, SpecInvalid, shorten
+from kvpage.layers import BackendLayout, check_layout
+from kvpage.specs import (
+    MAX_BYTES,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    LayerSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+MAX_COUNT = 4096
+MAX_NAME_BYTES = 256
+MAX_RANK = 8  # axes of a written-out layout or a state tensor
+DEFAULT_BLOCK_SIZE = 16  # vLLM's on CUDA
+
+Size = Annotated[StrictInt, Field(ge=1, le=MAX_BYTES)]
+Count = Annotated[StrictInt, Field(ge=0, le=MAX_BYTES)]
+
+
+def _json_type(value: object) -> str:
+    if isinstance(value, Mapping | BaseModel):
+        return "object"
+    return "string" if isinstance(value, str) else "number"
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+Axis = Annotated[
+    Annotated[Size, Tag("number")] | Annotated[StrictStr, Field(max_length=MAX_NAME_BYTES), Tag("string")],
+    Discriminator(_json_type),
+]
+
+
+class WrittenBackend(RequestModel):
+    """A backend written out: logical shape by axis names, and its stride orders."""
+
+    shape: Annotated[tuple[Axis, ...], Field(min_length=2, max_length=MAX_RANK)]
+    stride_order: tuple[Count, ...] | None = None
+    layered_stride_order: tuple[Count, ...] | None = None
+
+    @model_validator(mode="after")
+    def _layout_is_valid(self) -> Self:
+        self.layout()
+        return self
+
+    def layout(self) -> AttentionLayout:
+        extents = tuple(parse_extent(axis) for axis in self.shape)
+        return AttentionLayout(extents, self.stride_order, self.layered_stride_order)
+
+
+class KernelMultiple(RequestModel):
+    """Every multiple of so many tokens is a block that the kernels accept."""
+
+    multiple_of: Size
+
+
+KernelBlockSize = Annotated[
+    Annotated[Size, Tag("number")] | Annotated[KernelMultiple, Tag("object")], Discriminator(_json_type)
+]
+AnyBackend = Annotated[
+    Annotated[StrictStr, Tag("string")] | Annotated[WrittenBackend, Tag("object")], Discriminator(_json_type)
+]
+
+
+class LayerEntry(RequestModel):
+    name: StrictStr
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)] = 1
+    block_size: Size | None = None
+    """Tokens of one block. Left out: the smallest the backend's kernels take, from 16 up."""
+    page_size_padded: Size | None = None
+    draft: StrictBool = False
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_short(cls, name: str) -> str:
+        return _checked_name(name)
+
+    @model_validator(mode="after")
+    def _is_valid(self) -> Self:
+        if self.count > 1 and "{i}" not in self.name:
+            raise SpecInvalid(f"count is {self.count} but name {shorten(self.name)!r} has no {{i}} to tell them apart")
+        self.check_fields()
+        return self
+
+    def check_fields(self) -> None:
+        """Faults between fields that must be found before there can be a spec."""
+
+    def spec(self, block_size: int) -> LayerSpec | None:
+        """What the layer stores; None when it keeps no cache."""
+        raise NotImplementedError
+
+    def backend_layout(self, kv_cache_layout: KVCacheLayout) -> BackendLayout | None:
+        return None
+
+    def resolve(self, position: int, kv_cache_layout: KVCacheLayout) -> tuple[LayerSpec | None, BackendLayout | None]:
+        """Spec and layout that fit each other. Raises `SpecInvalid` or `LayoutUnsupported` at the entry."""
+        field = "/backend"
+        try:
+            backend = self.backend_layout(kv_cache_layout)
+            spec = self.spec(self.block_size or _default_block_size(backend))
+            if spec is not None:
+                field = ""
+                spec.check()
+            if spec is not None and backend is not None:
+                field = "/backend"
+                check_layout(spec, backend)
+                spec = replace(spec, indexes_kv_by_block_stride=backend.layout.indexes_kv_by_block_stride)
+        except SpecInvalid as error:
+            pointer = f"/layers/{position}{field}"
+            raise type(error)(f"{pointer}: {error.message}", errors=[FieldError(pointer, error.message)]) from None
+        return spec, backend
+
+    def but_for_name(self) -> tuple[object, ...]:
+        """Equal for entries that differ in name and count only."""
+        return (type(self), *(value for field, value in self.__dict__.items() if field not in ("name", "count")))
+
+    def names(self) -> Iterator[str]:
+        """The names of the layers this entry stands for."""
+        if self.count == 1:
+            yield self.name
+            return
+        for index in range(self.count):
+            yield _checked_name(self.name.replace("{i}", str(index)))
+
+
+def _default_block_size(backend: BackendLayout | None) -> int:
+    return DEFAULT_BLOCK_SIZE if backend is None else backend.kernel_block_sizes.smallest_from(DEFAULT_BLOCK_SIZE)
+
+
+def _checked_name(name: str) -> str:
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:
+        raise SpecInvalid("name is not encodable as UTF-8 (a lone surrogate)") from None
+    if not 1 <= length <= MAX_NAME_BYTES:
+        raise SpecInvalid(f"name is {length} bytes long; 1 to {MAX_NAME_BYTES} are allowed")
+    return name
+
+
+class _AttentionBase(LayerEntry):
+    num_kv_heads: Size = 1
+    head_size: Size
+    dtype: StrictStr
+    kv_quant: Literal["int8_per_token_head", "fp8_per_token_head", "nvfp4"] | None = None
+    backend: AnyBackend | None = None
+    kernel_block_sizes: Annotated[tuple[KernelBlockSize, ...], Field(min_length=1, max_length=64)] | None = None
+    kv_sharing_target: StrictStr | None = None
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_is_known(cls, dtype: str) -> str:
+        item_size_bytes(dtype)
+        return dtype
+
+    @field_validator("backend")
+    @classmethod
+    def _backend_is_known(cls, backend: str | WrittenBackend | None) -> str | WrittenBackend | None:
+        if isinstance(backend, str):
+            backend_named(backend)
+        return backend
+
+    @field_validator("kernel_block_sizes")
+    @classmethod
+    def _one_multiple(cls, sizes: tuple[int | KernelMultiple, ...] | None) -> tuple[int | KernelMultiple, ...] | None:
+        multiples = sum(isinstance(size, KernelMultiple) for size in sizes or ())
+        if multiples > 1:
+            raise SpecInvalid(f"kernel_block_sizes has {multiples} entries with multiple_of; one is allowed")
+        return sizes
+
+    @field_validator("kv_sharing_target")
+    @classmethod
+    def _sharing_is_not_built(cls, target: str | None) -> str | None:
+        if target is not None:
+            raise NotSupported(
+                "kv_sharing_target is not supported yet; leave the layer out, its owner's cache is planned"
+            )
+        return target
+
+    def check_fields(self) -> None:
+        if self.kv_quant is not None and item_size_bytes(self.dtype) != 1:
+            raise SpecInvalid(
+                f"kv_quant {self.kv_quant} stores bytes: dtype must be one of 1 byte (int8, uint8, float8_…), "
+                f"not {self.dtype}"
+            )
+        if self.kv_quant == "nvfp4" and any(width % 16 for width in self.widths()):
+            raise SpecInvalid(
+                f"nvfp4 keeps one scale for 16 values; head sizes {self.widths()} are not multiples of 16"
+            )
+
+    def widths(self) -> tuple[int, ...]:
+        """Elements of the K row, and of the V row where there is one."""
+        return (self.head_size,)
+
+    def backend_layout(self, kv_cache_layout: KVCacheLayout) -> BackendLayout:
+        if isinstance(self.backend, WrittenBackend):
+            name, layout, kernel = "custom", self.backend.layout(), KernelBlockSizes()
+        else:
+            registered = self._default_backend() if self.backend is None else backend_named(self.backend)
+            name, kernel = registered.name, registered.kernel_block_sizes
+            layout = registered.layout(kv_cache_layout, self.kv_quant)
+        if self.kernel_block_sizes is not None:
+            kernel = _kernel_block_sizes(self.kernel_block_sizes)
+        return BackendLayout(name=name, layout=layout, kernel_block_sizes=kernel)
+
+    def _default_backend(self) -> Backend:
+        kind: str = self.kind  # type: ignore[attr-defined]  # each subclass has its own Literal
+        return default_backend(kind, same_widths=len(set(self.widths())) == 1, kv_quant=self.kv_quant)
+
+
+def _kernel_block_sizes(sizes: tuple[int | KernelMultiple, ...]) -> KernelBlockSizes:
+    return KernelBlockSizes(
+        listed=tuple(size for size in sizes if isinstance(size, int)),
+        multiple_of=next((size.multiple_of for size in sizes if isinstance(size, KernelMultiple)), None),
+    )
+
+
+class _KeyValueBase(_AttentionBase):
+    num_kv_heads: Size
+    head_size_v: Size | None = None
+
+    def widths(self) -> tuple[int, ...]:
+        return (self.head_size, self.head_size_v or self.head_size)
+
+    def _sizes(self, block_size: int) -> dict[str, Any]:
+        return {
+            "block_size": block_size,
+            "page_size_padded": self.page_size_padded,
+            "num_kv_heads": self.num_kv_heads,
+            "head_size": self.head_size,
+            "head_size_v": self.head_size_v or self.head_size,
+            "dtype": self.dtype,
+            "kv_quant": self.kv_quant,
+        }
+
+
+class FullAttentionLayer(_KeyValueBase):
+    kind: Literal["full_attention"]
+    sliding_window: Size | None = None
+    attention_chunk_size: Size | None = None
+
+    def spec(self, block_size: int) -> FullAttentionSpec:
+        return FullAttentionSpec(
+            **self._sizes(block_size),
+            sliding_window=self.sliding_window,
+            attention_chunk_size=self.attention_chunk_size,
+        )
+
+
+class SlidingWindowLayer(_KeyValueBase):
+    kind: Literal["sliding_window"]
+    sliding_window: Size
+
+    def spec(self, block_size: int) -> SlidingWindowSpec:
+        return SlidingWindowSpec(**self._sizes(block_size), sliding_window=self.sliding_window)
+
+
+class ChunkedLocalAttentionLayer(_KeyValueBase):
+    kind: Literal["chunked_local_attention"]
+    attention_chunk_size: Size
+
+    def spec(self, block_size: int) -> ChunkedLocalAttentionSpec:
+        return ChunkedLocalAttentionSpec(**self._sizes(block_size), attention_chunk_size=self.attention_chunk_size)
+
+
+class MLAAttentionLayer(_AttentionBase):
+    kind: Literal["mla_attention"]
+    page_alignment_bytes: Size | None = None
+
+    def spec(self, block_size: int) -> MLAAttentionSpec:
+        return MLAAttentionSpec(
+            block_size=block_size,
+            page_size_padded=self.page_size_padded,
+            num_kv_heads=self.num_kv_heads,
+            head_size=self.head_size,
+            dtype=self.dtype,
+            kv_quant=self.kv_quant,
+            page_alignment_bytes=self.page_alignment_bytes,
+        )
+
+
+StateShape = Annotated[tuple[Size, ...], Field(max_length=MAX_RANK)]
+
+
+class MambaLayer(LayerEntry):
+    """Any recurrent state: its tensors lie one after the other in a page."""
+
+    kind: Literal["mamba"]
+    shapes: Annotated[tuple[StateShape, ...], Field(min_length=1, max_length=64)]
+    dtypes: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=64)]
+    num_speculative_blocks: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
+
+    @field_validator("dtypes")
+    @classmethod
+    def _dtypes_are_known(cls, dtypes: tuple[str, ...]) -> tuple[str, ...]:
+        for dtype in dtypes:
+            item_size_bytes(dtype)
+        return dtypes
+
+    def check_fields(self) -> None:
+        if len(self.shapes) != len(self.dtypes):
+            raise SpecInvalid(
+                f"shapes has {len(self.shapes)} entries, dtypes {len(self.dtypes)}; give one dtype per state"
+            )
+
+    def spec(self, block_size: int) -> MambaSpec:
+        return MambaSpec(
+            block_size=block_size,
+            page_size_padded=self.page_size_padded,
+            shapes=self.shapes,
+            dtypes=self.dtypes,
+            num_speculative_blocks=self.num_speculative_blocks,
+        )
+
+
+class EncoderOnlyAttentionLayer(_AttentionBase):
+    """Attention over the prompt only: keeps no cache."""
+
+    kind: Literal["encoder_only_attention"]
+    head_size: Size = 1
+    head_size_v: Size | None = None
+    dtype: StrictStr = "bfloat16"
+
+    def spec(self, block_size: int) -> None:
+        return None
+
+
+AnyLayer = Annotated[
+    FullAttentionLayer
+    | SlidingWindowLayer
+    | ChunkedLocalAttentionLayer
+    | MLAAttentionLayer
+    | MambaLayer
+    | EncoderOnlyAttentionLayer,
+    Discriminator("kind"),
+]
