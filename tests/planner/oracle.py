@@ -39,16 +39,21 @@ def answer(request: Json) -> Json:
 def _plan(request: Json) -> Json:
     everything = expand(request)
     layers = [layer for layer in everything if layer["kind"] != "encoder_only_attention"]
+    aligns = request.get("align_hybrid", False) and {is_state(layer) for layer in layers} == {True, False}
     for layer in layers:
-        check_alone(layer)
-    before = [dict(layer) for layer in layers]
-    if request.get("align_hybrid"):
+        check_alone(layer, aligns)
+    if aligns:
         align(layers)
+    before = [dict(layer) for layer in layers]
     groups, width, page_sum = arrange(layers)
     plan = blocks_and_bytes(request, groups, width, page_sum)
     place(plan, groups, page_sum is not None)
     check_layouts(groups, page_sum is not None, plan["offsets"])
+    check_memory(request, plan)
     plan["layers"] = {layer["name"]: outcome(layer, old) for layer, old in zip(layers, before, strict=True)}
+    if page_sum is not None:
+        for layer_facts in plan["layers"].values():
+            layer_facts["decision"] = "co_group"
     plan["no_cache"] = [layer["name"] for layer in everything if layer["kind"] == "encoder_only_attention"]
     return plan
 
@@ -106,9 +111,9 @@ def state_bytes(layer: Json) -> list[int]:
 
 
 def unpadded_page(layer: Json) -> int:
+    """The data, and what is missing to a multiple that strides of the next block can be whole in."""
     page = data_bytes(layer)
-    step = layer["page_alignment_bytes"] or 1
-    while page % step:
+    while page % page_multiple(layer):
         page += 1
     return page
 
@@ -117,11 +122,30 @@ def page_bytes(layer: Json) -> int:
     return int(layer["page_size_padded"] or unpadded_page(layer))
 
 
-def check_alone(layer: Json) -> None:
-    """Faults that a layer has whatever its neighbours are."""
-    if layer["page_size_padded"] is not None and layer["page_size_padded"] < unpadded_page(layer):
+def check_alone(layer: Json, aligns: bool) -> None:
+    """Faults that a layer has whatever its neighbours are; alignment (`aligns`) will find a block the kernels accept."""
+    page = page_bytes(layer)
+    if layer["page_size_padded"] is not None and (page < unpadded_page(layer) or page % page_multiple(layer)):
         raise RefusedError(why="spec-invalid", layer=layer["name"])
-    if layouts.kernel_blocks_per_block(layer) == 0:
+    if is_state(layer) and any(start % item for start, item in state_starts(layer, 0)):
+        raise RefusedError(why="spec-invalid", layer=layer["name"])
+    if page > data_bytes(layer):
+        check_gap(layer)
+    if layouts.kernel_blocks_per_block(layer) == 0 and not aligns:
+        raise RefusedError(why="layout-unsupported", layer=layer["name"])
+
+
+def page_multiple(layer: Json) -> int:
+    """What a page must be a multiple of for strides to be whole: the items, and the layer's own alignment."""
+    items = [ITEM_SIZE_BYTES[dtype] for dtype in layer.get("dtypes", [layer.get("dtype")])]
+    return math.lcm(layer["page_alignment_bytes"] or 1, *items)
+
+
+def check_gap(layer: Json) -> None:
+    """A gap after each page: only where a page is one piece, and the kernels see it as one block."""
+    if not layer["layout"]["blocks_outermost"]:
+        raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=layouts.planes(layer) == 1)
+    if layouts.kernel_blocks_per_block(layer) > 1:
         raise RefusedError(why="layout-unsupported", layer=layer["name"])
 
 
@@ -149,9 +173,7 @@ def align(layers: list[Json]) -> None:
     """Give every attention layer one block size whose page holds the largest state, and pad the states to it."""
     states = [layer for layer in layers if is_state(layer)]
     attention = [layer for layer in layers if not is_state(layer)]
-    main = [layer for layer in attention if not layer.get("draft")]
-    if not states or not main:
-        return
+    main = [layer for layer in attention if not layer.get("draft")] or attention
     largest = max(page_bytes(state) for state in states)
     per_token = min(data_bytes(layer) // layer["block_size"] for layer in main)
     configured = max(layer["block_size"] for layer in attention)
@@ -239,7 +261,7 @@ def unify(layers: list[Json]) -> None:
             continue
         if largest % page == 0:
             stretch(layer, largest, largest // page)
-        elif not is_state(layer) and layer["layout"]["reads_stride"]:
+        elif may_pad(layer, largest):
             layer["page_size_padded"] = largest
         else:
             raise RefusedError(
@@ -251,15 +273,20 @@ def unify(layers: list[Json]) -> None:
             )
 
 
+def may_pad(layer: Json, page: int) -> bool:
+    if is_state(layer) or not (layer["layout"]["reads_stride"] and layer["layout"]["blocks_outermost"]):
+        return False
+    return layouts.kernel_blocks_per_block(layer) == 1 and page % page_multiple(layer) == 0
+
+
 def stretch(layer: Json, largest: int, ratio: int) -> None:
     """A page that divides the largest: more tokens per block, but a state holds no tokens and is padded."""
     if is_state(layer):
         layer["page_size_padded"] = largest
         return
     layer["block_size"] *= ratio
-    was_padded = layer["page_size_padded"] is not None
     layer["page_size_padded"] = None
-    if was_padded or unpadded_page(layer) != largest:
+    if unpadded_page(layer) != largest:
         layer["page_size_padded"] = largest
 
 
@@ -299,10 +326,6 @@ def blocks_and_bytes(request: Json, groups: list[list[Json]], width: int, page_s
         max(most_blocks(layer, request["max_model_len"], request["max_num_batched_tokens"]) for layer in group)
         for group in groups
     ]
-    if num_blocks < 1 + NULL_BLOCKS:
-        raise RefusedError(why="not-enough-memory")
-    if "num_blocks" in request and num_blocks < sum(blocks) + NULL_BLOCKS:
-        raise RefusedError(why="not-enough-memory", arguable=num_blocks == sum(blocks))
     return {
         "groups": [
             {
@@ -317,6 +340,15 @@ def blocks_and_bytes(request: Json, groups: list[list[Json]], width: int, page_s
         "request_bytes": sum(blocks) * per_block,
         "blocks": blocks,
     }
+
+
+def check_memory(request: Json, plan: Json) -> None:
+    """There must be a block beside the null block, and room for one request where the number of blocks is asked for."""
+    if plan["groups"] and plan["num_blocks"] < 1 + NULL_BLOCKS:
+        raise RefusedError(why="not-enough-memory")
+    blocks = sum(plan["blocks"])
+    if "num_blocks" in request and plan["num_blocks"] < blocks + NULL_BLOCKS:
+        raise RefusedError(why="not-enough-memory", arguable=plan["num_blocks"] == blocks)
 
 
 def place(plan: Json, groups: list[list[Json]], own_buffers: bool) -> None:
@@ -336,15 +368,12 @@ def check_layouts(groups: list[list[Json]], own_buffers: bool, offsets: dict[str
     """Refuse what no strided view can show."""
     for layer in (layer for group in groups for layer in group):
         starts = state_starts(layer, offsets[layer["name"]])
-        parts = layouts.kernel_blocks_per_block(layer)
-        if any(value % item for start, item in starts for value in (start, page_bytes(layer))):
+        if any(page_bytes(layer) % item for _, item in starts):
             raise RefusedError(why="uneven", layer=layer["name"])
-        if page_bytes(layer) == data_bytes(layer):
-            continue
-        if not layer["layout"]["blocks_outermost"]:
-            raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=layouts.planes(layer) == 1)
-        if any(page_bytes(layer) % (parts * item) for _, item in starts):
-            raise RefusedError(why="layout-unsupported", layer=layer["name"])
+        if any(start % item for start, item in starts):  # a gap between the buffers would do as well
+            raise RefusedError(why="uneven", layer=layer["name"], arguable=True)
+        if page_bytes(layer) > data_bytes(layer):
+            check_gap(layer)
     if not own_buffers:
         check_sharing(groups)
 
@@ -371,12 +400,13 @@ def check_sharing(groups: list[list[Json]]) -> None:
 
 
 def outcome(layer: Json, before: Json) -> Json:
-    """What became of one layer; `before` is the layer as requested."""
+    """What became of one layer; `before` is the layer as requested, or as hybrid alignment left it."""
     scaled = layer["block_size"] != before["block_size"]
     padded = layer["page_size_padded"] != before["page_size_padded"]
-    decision = {(0, 0): "keep", (1, 0): "scale", (0, 1): "pad", (1, 1): "scale_pad"}[int(scaled), int(padded)]
-    if scaled and layer["page_size_padded"] is not None:
-        decision = "scale_pad"
+    if scaled:
+        decision = "scale" if layer["page_size_padded"] is None else "scale_pad"
+    else:
+        decision = "pad" if padded else "keep"
     return {
         "decision": decision,
         "block_size": layer["block_size"],
