@@ -153,8 +153,8 @@ class LayerEntry(RequestModel):
         return (type(self), *(value for field, value in self.__dict__.items() if field not in ("name", "count")))
 
     def names(self) -> Iterator[str]:
-        """The names of the layers this entry stands for."""
-        if self.count == 1:
+        """The names of the layers this entry stands for: `{i}` is the index, from 0."""
+        if "{i}" not in self.name:
             yield self.name
             return
         for index in range(self.count):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from collections.abc import Mapping as ReadOnlyDict
 from typing import TYPE_CHECKING, Self
 
-from kvpage.client.views import Views, Wrap
+from kvpage.client.views import BufferViews, ElementView, PlannedViews, Wrap
 from kvpage.errors import NotFound, SpecInvalid, StaleHandle, shorten
 from kvpage.memory.base import Mapping
-from kvpage.plans import Plan, TensorView
+from kvpage.plans import Plan
 from kvpage.wire.messages import PoolState
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ class Attachment:
     so, when the last of them dies. A forked child has neither: attach again there.
     """
 
-    def __init__(self, plan: Plan, pool: PoolState, mapping: Mapping, wrap: Wrap) -> None:
-        self._plan = plan
+    def __init__(self, views: PlannedViews, pool: PoolState, mapping: Mapping, wrap: Wrap) -> None:
+        """Use `kvpage.attach` or `Connection.attach`."""
+        self._plan = views.plan
         self._pool = pool
         self._pid = os.getpid()
         self._mapping: Mapping | None = mapping
-        self._tensors: Tensors | None = Tensors(plan, Views(wrap(mapping)))
+        self._tensors: Tensors | None = Tensors(views, BufferViews(wrap(mapping)))
 
     def __repr__(self) -> str:
         return f"<Attachment to {self._pool.name!r} on {self._pool.device}, {'closed' if self.closed else 'open'}>"
@@ -100,33 +101,34 @@ class Attachment:
 class Tensors(ReadOnlyDict[str, tuple["torch.Tensor", ...]]):
     """Layer name → its tensors. A tensor is made when it is first asked for; every reach was checked before."""
 
-    def __init__(self, plan: Plan, views: Views) -> None:
-        self._plan = plan
-        self._views = views
+    def __init__(self, planned: PlannedViews, buffer: BufferViews) -> None:
+        self._planned = planned.by_layer
+        self._buffer = buffer
         self._made: dict[str, tuple[torch.Tensor, ...]] = {}
 
     @property
     def buffer(self) -> torch.Tensor:
-        return self._views.base
+        """uint8, shape (buffer_size_bytes,)."""
+        return self._buffer.base
 
     def __getitem__(self, layer: str) -> tuple[torch.Tensor, ...]:
         made = self._made.get(layer)
         if made is None:
-            made = self._made[layer] = tuple(self._views.tensor(view) for view in self._planned(layer))
+            made = self._made[layer] = tuple(self._buffer.tensor(view) for view in self._views_of(layer))
         return made
 
-    def _planned(self, layer: str) -> tuple[TensorView, ...]:
-        planned = self._plan.layers.get(layer)
+    def _views_of(self, layer: str) -> tuple[ElementView, ...]:
+        planned = self._planned.get(layer)
         if planned is None:
-            some = ", ".join(list(self._plan.layers)[:4])
-            raise NotFound(f"the plan has no layer {shorten(layer)!r}; it has {len(self._plan.layers)}: {some}, …")
-        return planned.tensors
+            some = ", ".join(list(self._planned)[:4])
+            raise NotFound(f"the plan has no layer {shorten(layer)!r}; it has {len(self._planned)}: {some}, …")
+        return planned
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._plan.layers)
+        return iter(self._planned)
 
     def __len__(self) -> int:
-        return len(self._plan.layers)
+        return len(self._planned)
 
     def __contains__(self, layer: object) -> bool:
-        return layer in self._plan.layers
+        return layer in self._planned

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Self
 
 from kvpage.client.attachment import Attachment
-from kvpage.client.views import Wrap, check_dtypes, wrap_host
-from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, PoolNotFound, ProtocolError, WorkerLost, shorten
+from kvpage.client.views import PlannedViews, Wrap, wrap_host
+from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, PoolNotFound, ProtocolError, StaleHandle, WorkerLost, shorten
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.host import HostMemory
 from kvpage.plans import Plan
@@ -59,6 +59,8 @@ def _device_with(name: str, runs: RunDirectory) -> str:
     devices = [device for device, _ in runs.worker_sockets()]
     if not devices:
         raise DeviceUnavailable(f"no device worker has a socket in {runs.path}; start one with `kvpage serve`")
+    if len(devices) == 1:
+        return devices[0]
     found: list[str] = []
     lost: list[KvpageError] = []
     for device in devices:
@@ -86,7 +88,7 @@ class Connection:
         """Raises `WorkerLost`, `PermissionDenied`."""
         self._client = WorkerClient(socket_path, client_name=_program_name() if client_name is None else client_name)
         self._kinds: dict[str, MemoryKind] = {HostMemory.handle_kind: HostMemory()}
-        self._plans: OrderedDict[str, Plan] = OrderedDict()
+        self._plans: OrderedDict[str, PlannedViews] = OrderedDict()
         self._plan_ids: dict[str, str] = {}  # by pool name, as last seen
         self._holds: set[int] = set()
         self._closing = False
@@ -120,9 +122,11 @@ class Connection:
         owned: bool = False,
     ) -> Attachment:
         """As `kvpage.attach`, over this connection. `owned`: the connection ends with the attachment."""
+        if self._closing:
+            raise StaleHandle(f"the connection to the worker of {self.device} is closed; connect again")
         known = self._plans.get(self._plan_ids.get(name, ""))
         request = messages.Attach(
-            name=name, plan_id=plan_id, epoch=epoch, known_plan_id=known.plan_id if known else None
+            name=name, plan_id=plan_id, epoch=epoch, known_plan_id=known.plan.plan_id if known else None
         )
         reply = self._client.request(request)
         if not isinstance(reply.body, messages.Attached):
@@ -131,53 +135,51 @@ class Connection:
         attached = reply.body
         with ExitStack() as undo:
             undo.callback(self._client.send_later, messages.Detach(hold_id=attached.hold_id))
-            plan = self._plan(attached, reply.fds, known)
-            mapping = self._map(attached, reply.fds, plan)
+            views = self._views(attached, reply.fds, known)
+            mapping = self._map(attached, reply.fds, views.plan.buffer_size_bytes)
             undo.callback(mapping.close)
-            attachment = Attachment(plan, attached.pool, mapping, wrap)
+            attachment = Attachment(views, attached.pool, mapping, wrap)
             undo.pop_all()
-        self._plan_ids[name] = plan.plan_id
+        self._plan_ids[name] = attached.pool.plan_id
         self._holds.add(attached.hold_id)
         mapping.on_unmapped(self._released(attached.hold_id))
         if owned:
             self._closing = True
         return attachment
 
-    def _plan(self, attached: messages.Attached, fds: list[int], known: Plan | None) -> Plan:
+    def _views(self, attached: messages.Attached, fds: list[int], known: PlannedViews | None) -> PlannedViews:
         """The pool's plan, proven once and then remembered; the descriptors are closed if it is refused."""
         try:
             if attached.plan is not None:
-                plan = Plan.from_json(attached.plan)
-                check_dtypes(plan)
+                views = PlannedViews(Plan.from_json(attached.plan))
             elif known is not None:
-                plan = known
+                views = known
             else:
                 raise ProtocolError(f"the worker sent no plan for {attached.pool.plan_id}")
-            if plan.plan_id != attached.pool.plan_id:
-                raise ProtocolError(f"the pool names plan {attached.pool.plan_id}, but came with {plan.plan_id}")
+            plan_id = views.plan.plan_id
+            if plan_id != attached.pool.plan_id:
+                raise ProtocolError(f"the pool names plan {attached.pool.plan_id}, but came with {plan_id}")
         except BaseException:
             close_fds(fds)
             raise
-        self._plans[plan.plan_id] = plan
-        self._plans.move_to_end(plan.plan_id)
+        self._plans[plan_id] = views
+        self._plans.move_to_end(plan_id)
         if len(self._plans) > MAX_KNOWN_PLANS:
             self._plans.popitem(last=False)
-        return plan
+        return views
 
-    def _map(self, attached: messages.Attached, fds: list[int], plan: Plan) -> Mapping:
+    def _map(self, attached: messages.Attached, fds: list[int], size_bytes: int) -> Mapping:
         """Map the one chunk of the pool; the descriptors are closed whatever happens."""
         try:
             if len(fds) != 1 or len(attached.chunks) != 1:
                 raise ProtocolError(f"pool {attached.pool.name!r} came with {len(fds)} descriptors; one is expected")
             chunk = attached.chunks[0]
-            if chunk.size_bytes != plan.buffer_size_bytes:
-                raise ProtocolError(
-                    f"pool {attached.pool.name!r} has {chunk.size_bytes} bytes, its plan {plan.buffer_size_bytes}"
-                )
+            if chunk.size_bytes != size_bytes:
+                raise ProtocolError(f"pool {attached.pool.name!r} has {chunk.size_bytes} bytes, its plan {size_bytes}")
             kind = self._kinds.get(chunk.kind)
             if kind is None:
                 raise DeviceUnavailable(
-                    f"pool {attached.pool.name!r} is memory of kind {shorten(chunk.kind)!r}, which this process cannot map"
+                    f"pool {attached.pool.name!r} is memory of kind {shorten(chunk.kind)!r}, which is not mapped here"
                 )
         except BaseException:
             close_fds(fds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 try:
@@ -25,40 +26,61 @@ def wrap_host(mapping: Mapping) -> torch.Tensor:
     return torch.frombuffer(mapping.buffer, dtype=torch.uint8)
 
 
-def check_dtypes(plan: Plan) -> None:
-    """Raises `NotSupported` when this torch lacks a dtype that the plan uses."""
-    for dtype in sorted({view.dtype for layer in plan.layers.values() for view in layer.tensors}):
-        _torch_dtype(dtype)
+@dataclass(frozen=True, slots=True)
+class ElementView:
+    """A planned view in elements of its dtype."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides_elems: tuple[int, ...]
+    offset_elems: int
 
 
-class Views:
-    """Tensors over one uint8 tensor `base`, which must be one dense axis."""
+class PlannedViews:
+    """A plan in torch's terms, made and checked once, for every buffer of that plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Raises `NotSupported` when this torch lacks a dtype, `ProtocolError` when a view leaves the buffer."""
+        self.plan = plan
+        self.by_layer = {
+            name: tuple(_element_view(name, view, plan.buffer_size_bytes) for view in layer.tensors)
+            for name, layer in plan.layers.items()
+        }
+
+
+def _element_view(layer: str, view: TensorView, buffer_size_bytes: int) -> ElementView:
+    item = item_size_bytes(view.dtype)
+    end = view.offset_bytes + span(view.shape, view.strides_bytes, item)
+    if view.offset_bytes < 0 or end > buffer_size_bytes:
+        raise ProtocolError(
+            f"tensor {view.name!r} of layer {layer!r} reaches from byte {view.offset_bytes} to {end} of a buffer of "
+            f"{buffer_size_bytes} bytes"
+        )
+    return ElementView(
+        dtype=_torch_dtype(view.dtype),
+        shape=view.shape,
+        strides_elems=tuple(stride // item for stride in view.strides_bytes),
+        offset_elems=view.offset_bytes // item,
+    )
+
+
+class BufferViews:
+    """Tensors over `base`, the uint8 tensor of a whole buffer."""
 
     def __init__(self, base: torch.Tensor) -> None:
         self.base = base
-        self._by_dtype: dict[str, torch.Tensor] = {}
+        self._by_dtype: dict[torch.dtype, torch.Tensor] = {}
 
-    def tensor(self, view: TensorView) -> torch.Tensor:
-        """The strided tensor of `view`: shape and strides as planned, sharing the buffer's bytes.
-
-        Raises `ProtocolError` when it would reach outside the buffer.
-        """
-        item = item_size_bytes(view.dtype)
-        end = view.offset_bytes + span(view.shape, view.strides_bytes, item)
-        if view.offset_bytes < 0 or end > self.base.numel():
-            raise ProtocolError(
-                f"tensor {view.name!r} would reach from byte {view.offset_bytes} to {end} of a buffer of "
-                f"{self.base.numel()} bytes; the plan is not that of this buffer"
-            )
-        strides_elems = [stride // item for stride in view.strides_bytes]
-        return self._typed(view.dtype, item).as_strided(view.shape, strides_elems, view.offset_bytes // item)
-
-    def _typed(self, dtype: str, item: int) -> torch.Tensor:
-        typed = self._by_dtype.get(dtype)
+    def tensor(self, view: ElementView) -> torch.Tensor:
+        """The strided tensor of `view`, sharing the buffer's bytes."""
+        typed = self._by_dtype.get(view.dtype)
         if typed is None:
-            whole = self.base.numel() // item * item  # a buffer of an odd size still has whole elements
-            typed = self._by_dtype[dtype] = self.base[:whole].view(_torch_dtype(dtype))
-        return typed
+            typed = self._by_dtype[view.dtype] = self._as(view.dtype)
+        return typed.as_strided(view.shape, view.strides_elems, view.offset_elems)
+
+    def _as(self, dtype: torch.dtype) -> torch.Tensor:
+        whole = self.base.numel() // dtype.itemsize * dtype.itemsize  # a buffer of odd size has whole elements too
+        return self.base[:whole].view(dtype)
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:

@@ -1,0 +1,101 @@
+"""The commands and their options. Each does one thing and leaves the work to the library."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvpage import __version__
+from kvpage.cli import pools
+from kvpage.cli.files import read_request
+from kvpage.cli.output import print_error, print_plan
+from kvpage.errors import KvpageError, SpecInvalid
+
+app = typer.Typer(
+    name="kvpage",
+    help="Plan, hold and share KV-cache page pools.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(pools.app, name="pools")
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def run() -> None:
+    """Run the command line of this process. Errors are printed, not traced."""
+    try:
+        app()
+    except KvpageError as error:
+        print_error(error)
+        sys.exit(2 if isinstance(error, SpecInvalid) or error.http_status in (400, 413) else 1)
+    except BrokenPipeError:
+        # Whoever read our output has gone (`| head`). Python flushes stdout once more at exit: give it a sink.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvpage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Plan, hold and share KV-cache page pools."""
+
+
+@app.command()
+def plan(
+    file: Annotated[str, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    all_layers: Annotated[bool, typer.Option("--all", help="One row a layer; else like layers share a row.")] = False,
+) -> None:
+    """Compute one page layout for all layers. Needs no server.
+
+    Example: kvpage plan model.yaml
+    """
+    from kvpage.planner.planner import plan as compute
+
+    computed = compute(read_request(file))
+    if as_json:
+        typer.echo(computed.to_json())
+    else:
+        print_plan(computed, all_layers=all_layers)
+
+
+@app.command(context_settings=_PASS_ON)
+def serve(context: typer.Context) -> None:
+    """Start the HTTP service and its device workers (kvpage serve --help lists its options)."""
+    _run_server("serve", context.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def worker(context: typer.Context) -> None:
+    """Start one device worker (kvpage worker --help lists its options)."""
+    _run_server("worker", context.args)
+
+
+@app.command()
+def demo(
+    memory: Annotated[str, typer.Option(help="Size of each pool.")] = "256MiB",
+    keep: Annotated[Path | None, typer.Option(help="Run directory to use and leave; else a temporary one.")] = None,
+) -> None:
+    """Plan two models, create their pools, and let unrelated processes write and check them."""
+    from kvpage.cli.demo import run_demo
+    from kvpage.cli.sizes import parse_bytes
+
+    run_demo(parse_bytes(memory), keep)
+
+
+def _run_server(command: str, arguments: list[str]) -> None:
+    """Become the server: it is reached only as a program, so that this package never imports it."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "kvpage_server", command, *arguments])

@@ -1,0 +1,106 @@
+"""Tables and errors for people. Results go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from kvpage.cli.sizes import format_bytes
+from kvpage.errors import KvpageError
+from kvpage.plans import LayerPlan, Plan
+
+
+def print_error(error: KvpageError) -> None:
+    """The code, the message, and each fault with its place in the request."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error[/] {error.code}: {escape(error.message)}")
+    if len(error.errors) > 1:
+        for fault in error.errors:
+            console.print(f"  {escape(fault.pointer or '/')}: {escape(fault.detail)}")
+
+
+def print_plan(plan: Plan, *, all_layers: bool = False) -> None:
+    """A row for each run of like layers, then the totals."""
+    console = Console(highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("layer", no_wrap=True)
+    table.add_column("decision", no_wrap=True)
+    for column in ("block size", "page bytes", "padding"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    for run in _runs(list(plan.layers.values()), all_layers):
+        layer = run[0]
+        padding = layer.page_size_bytes - layer.real_page_size_bytes
+        share = f" ({padding / layer.page_size_bytes:.1%})" if padding else ""
+        table.add_row(
+            _names(run),
+            layer.decision,
+            str(layer.block_size),
+            f"{layer.page_size_bytes:,}",
+            f"{padding:,}{share}",
+            layer.reason,
+        )
+    console.print(table)
+    for label, value in totals(plan):
+        console.print(f"{label:<22} {value}", soft_wrap=True)
+
+
+def totals(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What a person asks of a plan, in words and numbers."""
+    waste, capacity = plan.waste, plan.capacity
+    yield "plan", plan.plan_id
+    yield "strategy", plan.strategy
+    yield "groups", ", ".join(f"{len(g.layers)} × {g.block_size} tokens ({g.kind})" for g in plan.groups) or "none"
+    blocks = f"{plan.num_blocks:,} of {plan.bytes_per_block:,} bytes"
+    yield "blocks", f"{blocks}, buffer {plan.buffer_size_bytes:,} bytes ({format_bytes(plan.buffer_size_bytes)})"
+    if capacity.max_model_len is not None and capacity.request_bytes is not None:
+        fits = "-" if capacity.max_concurrency is None else f"{capacity.max_concurrency:.2f}"
+        yield (
+            "one request",
+            (
+                f"{capacity.max_model_len:,} tokens: {capacity.request_bytes:,} bytes "
+                f"({format_bytes(capacity.request_bytes)}), {fits} fit at once"
+            ),
+        )
+    longest = capacity.longest_request_tokens
+    yield "longest request", "any length" if longest is None else f"{longest:,} tokens"
+    if waste.total_bytes:
+        yield (
+            "of a request's bytes",
+            ", ".join(
+                f"{part / waste.total_bytes:.1%} {name}"
+                for name, part in (
+                    ("live", waste.live_bytes),
+                    ("padding", waste.padding_bytes),
+                    ("group rounding", waste.group_rounding_bytes),
+                    ("tail", waste.tail_bytes),
+                )
+            ),
+        )
+
+
+def _runs(layers: Sequence[LayerPlan], all_layers: bool) -> Iterator[list[LayerPlan]]:
+    """Consecutive layers that differ only in name, group and offset."""
+    run: list[LayerPlan] = []
+    for layer in layers:
+        if run and (all_layers or _look(layer) != _look(run[-1])):
+            yield run
+            run = []
+        run.append(layer)
+    if run:
+        yield run
+
+
+def _look(layer: LayerPlan) -> tuple[object, ...]:
+    shapes = tuple(view.shape for view in layer.tensors)
+    return (layer.kind, layer.decision, layer.block_size, layer.page_size_bytes, layer.reason, shapes)
+
+
+def _names(run: Sequence[LayerPlan]) -> str:
+    if len(run) == 1:
+        return escape(run[0].name)
+    return f"{escape(run[0].name)} … {escape(run[-1].name)} ({len(run)})"

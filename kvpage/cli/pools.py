@@ -1,0 +1,110 @@
+"""`kvpage pools`: create, list, show and delete pools of a running service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from kvpage.cli.files import read_request
+from kvpage.cli.sizes import format_bytes
+from kvpage.client.http import Client
+from kvpage.client.resources import Pool
+
+app = typer.Typer(help="Create, list, show and delete pools.", no_args_is_help=True)
+RunDir = Annotated[str | None, typer.Option("--run-dir", help="Run directory of the service.", show_default=False)]
+Url = Annotated[str | None, typer.Option("--url", help="Address of the service instead of its socket.")]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
+Device = Annotated[str | None, typer.Option("--device", help="Only on this device.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _client(run_dir: str | None, url: str | None, token_file: Path | None) -> Client:
+    token = token_file.read_text().strip() if token_file else None
+    return Client(url, run_dir=run_dir, token=token)
+
+
+@app.command()
+def create(
+    file: Annotated[str, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")],
+    name: Annotated[str, typer.Option("--name", help="Unique on the device; the same name and plan is the same pool.")],
+    device: Annotated[str, typer.Option("--device", help="Device that holds it.")] = "host",
+    plan_id: Annotated[str | None, typer.Option("--plan-id", help="Refuse any other plan.")] = None,
+    run_dir: RunDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan the request on the server and commit the memory.
+
+    Example: kvpage pools create model.yaml --name mimo
+    """
+    with _client(run_dir, url, token_file) as client:
+        pool = client.create_pool(read_request(file), device=device, name=name, plan_id=plan_id)
+    _print(pool, as_json)
+
+
+@app.command("list")
+def list_pools(run_dir: RunDir = None, url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """All pools of the service."""
+    with _client(run_dir, url, token_file) as client:
+        pools = client.pools()
+    if as_json:
+        typer.echo(msgspec.json.encode(pools))
+        return
+    table = Table("pool", "device", "state", "bytes", "holders", "plan", box=SIMPLE_HEAD, pad_edge=False)
+    for pool in pools:
+        size = format_bytes(pool.buffer_size_bytes)
+        table.add_row(pool.name, pool.device, pool.state, size, str(pool.num_holders), pool.plan_id[:19])
+    Console(highlight=False).print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Name of the pool.")],
+    device: Device = None,
+    run_dir: RunDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """One pool: its plan, state, and who holds it."""
+    with _client(run_dir, url, token_file) as client:
+        pool = client.find_pool(name, device)
+    _print(pool, as_json)
+
+
+@app.command()
+def delete(
+    name: Annotated[str, typer.Argument(help="Name of the pool.")],
+    device: Device = None,
+    run_dir: RunDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Give a pool's memory back. Refused, naming the holders, while a process has it attached."""
+    with _client(run_dir, url, token_file) as client:
+        pool = client.find_pool(name, device)
+        client.delete_pool(pool.id)
+    Console(highlight=False, stderr=True).print(f"deleted {pool.name} on {pool.device}")
+
+
+def _print(pool: Pool, as_json: bool) -> None:
+    if as_json:
+        typer.echo(msgspec.json.encode(pool))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"pool       {pool.name} ({pool.id})")
+    console.print(f"device     {pool.device}")
+    console.print(f"state      {pool.state}")
+    console.print(f"plan       {pool.plan_id}")
+    console.print(f"memory     {pool.committed_bytes:,} of {pool.buffer_size_bytes:,} bytes committed")
+    if pool.error:
+        console.print(f"error      {pool.error.code}: {pool.error.message}")
+    for holder in pool.holders:
+        console.print(f"held by    {holder.client_name or 'a process'} (pid {holder.pid or '?'}, uid {holder.uid})")
