@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvpage.errors import NotFound, PermissionDenied, SpecInvalid, TooLarge, shorten
+from kvpage.errors import PermissionDenied, SpecInvalid, TooLarge, shorten
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path in <sys/un.h> is 108 bytes, the last one a zero
 SYSTEM_RUN_DIRECTORY = Path("/run/kvpage")
@@ -52,15 +52,15 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def default(cls, explicit: str | None = None) -> RunDirectory:
+    def default(cls, explicit: str | None = None, *, system: Path = SYSTEM_RUN_DIRECTORY) -> RunDirectory:
         """The folder asked for, else the first of: KVPAGE_RUN_DIR, /run/kvpage if writable,
         $XDG_RUNTIME_DIR/kvpage, a private folder of this user among the temporary files.
         """
         chosen = explicit or os.environ.get("KVPAGE_RUN_DIR")
         if chosen:
             return cls(Path(chosen).absolute())
-        if os.access(SYSTEM_RUN_DIRECTORY, os.W_OK | os.X_OK):
-            return cls(SYSTEM_RUN_DIRECTORY)
+        if os.access(system, os.W_OK | os.X_OK):
+            return cls(system)
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if runtime:
             return cls(Path(runtime).absolute() / "kvpage")
@@ -106,10 +106,7 @@ class RunDirectory:
 
 
 def _check_private(path: Path) -> None:
-    try:
-        status = path.lstat()
-    except FileNotFoundError as error:
-        raise NotFound(f"the run directory {path} does not exist") from error
+    status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise PermissionDenied(f"the run directory {path} is not a folder; choose another with --run-dir")
     if status.st_uid != os.geteuid():

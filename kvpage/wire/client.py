@@ -53,7 +53,8 @@ class WorkerClient:
         belongs to a stranger, and whatever the worker refuses with.
         """
         self._path = checked_socket_path(Path(socket_path))
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Of the requests to come."""
         self._lock = threading.Lock()  # guards the socket, the reader, the outbox and the ids
         self._later: deque[messages.RequestBody] = deque()
         self._reader = FrameReader()
@@ -113,7 +114,7 @@ class WorkerClient:
         the client is closed then, as a late reply could be taken for another's.
         """
         wait_s = body.timeout_s if isinstance(body, messages.WaitPool) else 0.0
-        deadline = time.monotonic() + self._timeout_s + wait_s
+        deadline = time.monotonic() + self.timeout_s + wait_s
         with self._lock:
             sock = self._open_socket()
             request_id = next(self._ids)
