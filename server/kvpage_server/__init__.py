@@ -1,0 +1,1 @@
+"""The two programs of a kvpage service: the API process (`serve`) and the device worker (`worker`)."""

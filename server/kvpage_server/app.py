@@ -1,0 +1,92 @@
+"""The ASGI application: what is made at start-up, closed at shutdown, and replaceable in tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+
+from fastapi import FastAPI
+
+from kvpage._version import __version__
+from kvpage.planner.planner import plan as plan_request
+from kvpage_server import openapi, routes_health, routes_plans, routes_pools
+from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, read_token
+from kvpage_server.body_limit import BodyLimitMiddleware
+from kvpage_server.plan_cache import PlanCache
+from kvpage_server.planning import Planner, PlanService
+from kvpage_server.problems import install_handlers
+from kvpage_server.request_id import RequestIdMiddleware
+from kvpage_server.services import Services
+from kvpage_server.settings import Settings
+from kvpage_server.supervisor import Supervisor
+
+logger = logging.getLogger("kvpage.api")
+_DESCRIPTION = "Plans KV-cache page layouts and holds the memory for them. Errors are RFC 9457 problems; see /errors."
+
+
+def create_app(
+    settings: Settings,
+    *,
+    planner: Planner = plan_request,
+    access: AccessPolicy | None = None,
+    on_shutdown: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """The application for `settings`. Nothing is started before its lifespan begins.
+
+    `access`: default from the settings. `on_shutdown`: runs last, when nothing is served any more.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.callback(on_shutdown)
+            plans = PlanService(planner, PlanCache(settings.plan_cache_bytes))
+            stack.callback(plans.close)
+            supervisor = Supervisor(settings)
+            app.state.services = Services(settings=settings, plans=plans, pools=supervisor)
+            supervisor.start()
+            announcing = asyncio.ensure_future(_announce(supervisor, settings.ready_fd))
+            try:
+                yield
+            finally:
+                announcing.cancel()
+                await supervisor.stop()
+
+    app = FastAPI(
+        title="kvpage",
+        version=__version__,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # both pages load scripts from a content network, which a server on a closed network has not
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    routes_plans.add_routes(app)
+    routes_pools.add_routes(app)
+    routes_health.add_routes(app)
+    openapi.install(app)
+    install_handlers(app)
+    # The last one added is the first to see a request.
+    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
+    app.add_middleware(AccessMiddleware, policy=access or policy_of(settings))
+    app.add_middleware(RequestIdMiddleware)
+    return app
+
+
+async def _announce(supervisor: Supervisor, ready_fd: int | None) -> None:
+    """Tell whoever started the server that it is ready, once."""
+    await supervisor.wait_ready()
+    logger.info("ready")
+    if ready_fd is not None:
+        with contextlib.suppress(OSError):  # who asked may be gone; that is no reason to end
+            os.write(ready_fd, b"ready\n")
+        os.close(ready_fd)
+
+
+def policy_of(settings: Settings) -> AccessPolicy:
+    """Raises `SpecInvalid` when the token file cannot be used."""
+    token = None if settings.token_file is None else read_token(settings.token_file)
+    return AccessPolicy(server_uid=own_uid(), group_gid=settings.group_gid, token=token)

@@ -1,0 +1,64 @@
+"""Reads what a request carries besides its path: the body's type and bytes, `Prefer: wait`, `Accept-Encoding`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from fastapi import Request
+
+from kvpage.errors import SpecInvalid, UnsupportedMediaType, shorten
+
+MAX_WAIT_S = 30.0
+
+_WAIT = re.compile(r"wait\s*=\s*\"?(\d{1,9})\"?")
+_CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)\"?", re.IGNORECASE)
+
+
+async def json_body(request: Request) -> bytes:
+    """The body's bytes. Raises `UnsupportedMediaType` before reading unless they are declared as plain JSON."""
+    declared = request.headers.get("content-type", "")
+    media_type, _, parameters = declared.partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise UnsupportedMediaType(
+            f"Content-Type is {shorten(declared) or 'missing'}; send Content-Type: application/json"
+        )
+    charset = _CHARSET.search(parameters)
+    if charset and charset[1].lower() not in ("utf-8", "utf8"):
+        raise UnsupportedMediaType(f"charset {shorten(charset[1])} is not read; JSON is UTF-8")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise UnsupportedMediaType(f"Content-Encoding {shorten(encoding)} is not read; send the body uncompressed")
+    return await request.body()
+
+
+def preferred_wait_s(request: Request) -> float:
+    """Seconds of `Prefer: wait=N`, at most `MAX_WAIT_S`; 0 without one. A malformed one is ignored (RFC 7240)."""
+    for header in request.headers.getlist("prefer"):
+        for preference in header.split(","):
+            found = _WAIT.fullmatch(preference.strip().lower())
+            if found:
+                return min(float(found[1]), MAX_WAIT_S)
+    return 0.0
+
+
+def query_wait_s(request: Request) -> float:
+    """Seconds of `?wait=N`, at most `MAX_WAIT_S`; 0 without one."""
+    given = request.query_params.get("wait")
+    if given is None:
+        return 0.0
+    try:
+        wait_s = float(given)
+    except ValueError:
+        wait_s = math.nan
+    if not wait_s >= 0:
+        raise SpecInvalid(f"wait is {shorten(repr(given))}; it must be a number of seconds, 0 or more")
+    return min(wait_s, MAX_WAIT_S)
+
+
+def accepts_gzip(request: Request) -> bool:
+    for coding in request.headers.get("accept-encoding", "").split(","):
+        name, _, parameters = coding.partition(";")
+        if name.strip().lower() in ("gzip", "*"):
+            return not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", parameters)
+    return False

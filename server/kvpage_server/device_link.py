@@ -1,0 +1,258 @@
+"""The connection to one device's worker: found or started, kept, and made again when the worker ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, TypeVar
+
+from kvpage.client.resources import DeviceStateName
+from kvpage.errors import DeviceUnavailable, KvpageError, WorkerLost
+from kvpage.wire import messages
+from kvpage.wire.client import Reply, WorkerClient
+from kvpage_server.device_process import WatchedProcess, last_logged_line
+from kvpage_server.settings import Settings
+
+logger = logging.getLogger("kvpage.api")
+
+TICK_S = 5.0
+"""How often the worker is asked for its pools; it also finds a lost worker whose process the kernel cannot name."""
+END_GRACE_S = 10.0
+EXTERNAL_RETRY_S = 0.25
+FIRST_DELAY_S, LONGEST_DELAY_S, HEALTHY_S = 0.1, 10.0, 10.0
+
+_Body = TypeVar("_Body", bound=messages.Body)
+_Result = TypeVar("_Result")
+
+
+class LinkOwner(Protocol):
+    """What the link tells whoever uses it; declared here so that imports go one way."""
+
+    async def connected(self, *, is_new_worker: bool) -> None:
+        """A worker answers. Requests from outside wait until this returns."""
+
+    async def tick(self) -> None:
+        """The worker still answers."""
+
+
+class RestartDelay:
+    """How long to wait before the next start: twice as long after each failure, nothing after a healthy life."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def after(self, lived_s: float) -> float:
+        """The delay after a worker that served for `lived_s`, 0 for one that never did."""
+        if lived_s >= HEALTHY_S:
+            self._next_s = 0.0
+        delay_s = self._next_s
+        self._next_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
+        return delay_s
+
+
+class DeviceLink:
+    """Keeps one connection while `run()` runs. Lives on the event loop; the blocking client is used from threads."""
+
+    def __init__(self, device: str, settings: Settings, threads: ThreadPoolExecutor, owner: LinkOwner) -> None:
+        self.device = device
+        self.state: DeviceStateName = "starting"
+        self.detail = "no worker has answered yet"
+        self._settings = settings
+        self._threads = threads
+        self._owner = owner
+        self._client: WorkerClient | None = None
+        self._process: WatchedProcess | None = None
+        self._served_process: WatchedProcess | None = None
+        """The one that has been told about every held pool."""
+        self._ready = asyncio.Event()
+        self._broken = asyncio.Event()
+        self._delay = RestartDelay()
+
+    def __repr__(self) -> str:
+        return f"<DeviceLink {self.device} {self.state} {self._process!r}>"
+
+    @property
+    def is_ready(self) -> bool:
+        return self._ready.is_set()
+
+    async def wait_ready(self, timeout_s: float | None) -> None:
+        """Raises `DeviceUnavailable` when no worker answers within `timeout_s`; None waits for ever."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ready.wait(), timeout_s)
+        if not self.is_ready:
+            raise self._unavailable()
+
+    async def ask(self, body: messages.RequestBody, kind: type[_Body], fds: Sequence[int] = ()) -> _Body:
+        """Raises what the worker answers with, `WorkerLost`, or `DeviceUnavailable` when there is none."""
+        client = self._connected_client()
+        return await self._noticing_loss(client, partial(client.ask, body, kind, fds))
+
+    async def request(self, body: messages.RequestBody) -> Reply:
+        """Like `ask`, for replies with descriptors, which the caller owns."""
+        client = self._connected_client()
+        return await self._noticing_loss(client, partial(client.request, body))
+
+    async def ask_apart(self, body: messages.RequestBody, kind: type[_Body]) -> _Body:
+        """Like `ask`, on a connection of its own: for answers that take long, while others want to ask too."""
+        self._connected_client()
+
+        def ask() -> _Body:
+            with self._new_client() as client:
+                return client.ask(body, kind)
+
+        return await self._in_thread(ask)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            lived_s = await self._serve_once()
+            external = self._settings.external_workers
+            await asyncio.sleep(EXTERNAL_RETRY_S if external else self._delay.after(lived_s))
+
+    async def stop(self) -> None:
+        """After `run()`: end the worker if it is this server's to end."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        leave = self._settings.external_workers or self._settings.leave_workers
+        if not leave and process.was_started_by_a_server:
+            await process.end(grace_s=END_GRACE_S)
+        process.close()
+
+    # --- opening and losing ------------------------------------------------------------------------------------------
+
+    async def _serve_once(self) -> float:
+        """From one connection to its loss; seconds that it served."""
+        loop = asyncio.get_running_loop()
+        served_since_s: float | None = None
+        try:
+            await self._open()
+            served_since_s = loop.time()
+            await self._until_lost()
+            self._note(f"worker ended{self._exit_text()}")
+        except (KvpageError, OSError) as error:
+            self._note(str(error))
+        except Exception:  # a bug met with one worker must not end the care for its successors
+            logger.exception("device %s", self.device)
+            self._note("kvpage made a mistake; the server's log has the cause")
+        finally:
+            self._drop_client()
+        return 0.0 if served_since_s is None else loop.time() - served_since_s
+
+    async def _open(self) -> None:
+        client = await self._found() or await self._started()
+        self._client = client
+        self._broken.clear()
+        self._watch(client)
+        is_new_worker = self._process is None or self._process is not self._served_process
+        await self._owner.connected(is_new_worker=is_new_worker)
+        self._served_process = self._process
+        logger.info("device %s: worker %d answers", self.device, client.welcome.worker_pid)
+        self.state, self.detail = "ready", ""
+        self._ready.set()
+
+    async def _found(self) -> WorkerClient | None:
+        """A connection to a worker that is there already, whoever started it."""
+        try:
+            return await self._in_thread(self._new_client)
+        except WorkerLost:
+            return None
+
+    async def _started(self) -> WorkerClient:
+        if self._settings.external_workers:
+            raise DeviceUnavailable(f"no worker serves it; start `kvpage worker --device {self.device}`")
+        await self._last_process_gone()
+        process = WatchedProcess.start(self._settings, self.device)
+        self._replace_process(process)
+        if not await process.wait_ready():
+            raise DeviceUnavailable(f"its worker ended when it started{self._exit_text()}")
+        return await self._in_thread(self._new_client)
+
+    async def _last_process_gone(self) -> None:
+        """It does not answer any more, and its successor needs its lock."""
+        process = self._process
+        if process is None or process.ended.is_set():
+            return
+        if process.was_started_by_a_server:
+            await process.end(grace_s=END_GRACE_S)
+        else:
+            await asyncio.wait_for(process.ended.wait(), END_GRACE_S)
+
+    def _watch(self, client: WorkerClient) -> None:
+        """Watch the process behind `client`; the one watched already stays if it is the same."""
+        process, before = WatchedProcess.behind(client.fileno()), self._process
+        if process is not None and before is not None and process.pid == before.pid and not before.ended.is_set():
+            process.close()
+        else:
+            self._replace_process(process)
+
+    def _replace_process(self, process: WatchedProcess | None) -> None:
+        if self._process is not None:
+            self._process.close()
+        self._process = process
+
+    async def _until_lost(self) -> None:
+        while not await self._lost_within(TICK_S):
+            await self._owner.tick()
+
+    async def _lost_within(self, timeout_s: float) -> bool:
+        signs = [self._broken] if self._process is None else [self._broken, self._process.ended]
+        waits = [asyncio.ensure_future(sign.wait()) for sign in signs]
+        try:
+            done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return bool(done)
+
+    def _note(self, detail: str) -> None:
+        if detail != self.detail:
+            logger.warning("device %s: %s", self.device, detail)
+        self.state, self.detail = "lost", detail
+
+    def _exit_text(self) -> str:
+        """Status and last words of a worker of ours that has ended."""
+        status = None if self._process is None else self._process.exit_status
+        if status is None:
+            return ""
+        if status < 0:
+            return f", killed by {signal.Signals(-status).name}"
+        return f" with status {status}; its last words: {last_logged_line(self._settings, self.device)}"
+
+    # --- the client, in threads --------------------------------------------------------------------------------------
+
+    def _new_client(self) -> WorkerClient:
+        path = self._settings.run_directory.worker_socket(self.device)
+        return WorkerClient(path, role="api", client_name="kvpage serve")
+
+    def _connected_client(self) -> WorkerClient:
+        if self._client is None:
+            raise self._unavailable()
+        return self._client
+
+    def _unavailable(self) -> DeviceUnavailable:
+        return DeviceUnavailable(
+            f"device {self.device} is {self.state}: {self.detail}", details={"device": self.device, "state": self.state}
+        )
+
+    def _drop_client(self) -> None:
+        self._ready.clear()
+        client, self._client = self._client, None
+        if client is not None:
+            self._threads.submit(client.close)  # it waits for a request that is under way
+
+    async def _noticing_loss(self, client: WorkerClient, work: Callable[[], _Result]) -> _Result:
+        try:
+            return await self._in_thread(work)
+        except WorkerLost:
+            if client is self._client:
+                self._broken.set()
+            raise
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

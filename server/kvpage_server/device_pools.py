@@ -1,0 +1,211 @@
+"""The pools of one device as the API sees them: asked from the worker, held for its successor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvpage.client.resources import Device
+from kvpage.errors import Conflict, KvpageError, PoolNotFound, ProtocolError, WorkerLost
+from kvpage.wire import messages
+from kvpage.wire.channel import close_fds
+from kvpage.wire.messages import PoolState
+from kvpage_server.device_link import DeviceLink
+from kvpage_server.held_pools import HeldPool, HeldPools
+from kvpage_server.planning import EncodedPlan
+from kvpage_server.settings import Settings
+
+logger = logging.getLogger("kvpage.api")
+
+WAIT_STEP_S = 1.0
+"""Longest single wait at the worker: a thread sleeps in it, and ending the server waits for the thread."""
+_UNSETTLED = ("creating", "deleting")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Creation:
+    pool: PoolState
+    created: bool
+    """False when the pool was there already."""
+
+
+class DevicePools:
+    """Owner of the link to the worker and of the descriptors of its pools. Lives on the event loop."""
+
+    def __init__(self, device: str, settings: Settings, threads: ThreadPoolExecutor) -> None:
+        self.device = device
+        self.link = DeviceLink(device, settings, threads, self)
+        self.held = HeldPools()
+        self.not_adopted: dict[str, str] = {}
+        """Held pools that the worker would not take, with its reason."""
+        self._holding = asyncio.Lock()  # held pools change one at a time, so that no old list undoes a new hold
+        self._settling: dict[str, asyncio.Task[PoolState]] = {}
+
+    def __repr__(self) -> str:
+        return f"<DevicePools {self.link!r} {self.held!r}, {len(self._settling)} settling>"
+
+    async def stop(self) -> None:
+        """End what runs in the background, the worker if it is this server's, and give the descriptors up."""
+        for task in list(self._settling.values()):
+            task.cancel()
+        await asyncio.gather(*self._settling.values(), return_exceptions=True)
+        await self.link.stop()
+        self.held.close()
+
+    # --- what requests ask -------------------------------------------------------------------------------------------
+
+    async def create(self, name: str, plan: EncodedPlan) -> Creation:
+        """Begin to make a pool; the same name and plan again give the pool that is there."""
+        body = messages.CreatePool(
+            name=name, plan_id=plan.plan_id, plan=plan.json, buffer_size_bytes=plan.buffer_size_bytes
+        )
+        reply = await self.link.ask(body, messages.PoolCreated)
+        self._watch(reply.pool)
+        return Creation(pool=reply.pool, created=reply.created)
+
+    async def states(self) -> list[PoolState]:
+        """All pools. While the device has no worker: those held for the next one, as they last were."""
+        if not self.link.is_ready:
+            return [pool.state for pool in self.held]
+        return await self._listed()
+
+    async def get(self, pool_id: str) -> PoolState:
+        """Raises `PoolNotFound`, or `DeviceUnavailable` when only a worker could tell."""
+        if not self.link.is_ready and (held := self.held.get(pool_id)):
+            return held.state
+        return await self.link.ask(messages.GetPool(pool_id=pool_id), PoolState)
+
+    async def settled(self, pool: PoolState, *, timeout_s: float, stopping: asyncio.Event) -> PoolState:
+        """`pool` when it is neither creating nor deleting any more and is held, or as it is when time is over."""
+        task = self._watch(pool)
+        if task is None or timeout_s <= 0:
+            return pool
+        stop = asyncio.ensure_future(stopping.wait())
+        try:
+            await asyncio.wait({task, stop}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+        return await task if task.done() else await self.get(pool.pool_id)
+
+    async def delete(self, pool_id: str) -> None:
+        """Give the memory back. Raises `Conflict` naming the holders."""
+        await self.link.ask_apart(messages.DeletePool(pool_id=pool_id), messages.PoolDeleted)
+        async with self._holding:
+            self.held.release(pool_id)
+
+    def plan(self, plan_id: str) -> bytes | None:
+        """The plan of a held pool."""
+        return next((pool.plan() for pool in self.held if pool.state.plan_id == plan_id), None)
+
+    async def describe(self) -> Device:
+        """What the worker says about the device, or what is known without one."""
+        if self.link.is_ready:
+            try:
+                return _described(await self.link.ask(messages.DescribeDevice(), messages.DeviceState))
+            except WorkerLost:
+                pass
+        return Device(
+            device=self.device, state=self.link.state, handle_kinds=[], epoch=None, worker_pid=None,
+            memory_limit_bytes=None, reserved_bytes=None, num_pools=len(list(self.held)), detail=self.link.detail,
+        )  # fmt: skip
+
+    # --- what the link tells -----------------------------------------------------------------------------------------
+
+    async def connected(self, *, is_new_worker: bool) -> None:
+        """Hand a new worker every held pool it does not have, then hold what it has."""
+        async with self._holding:
+            pools = await self._listed()
+            if is_new_worker:
+                await self._hand_over(known={pool.pool_id for pool in pools})
+                pools = await self._listed()
+            await self._follow(pools)
+
+    async def tick(self) -> None:
+        """Hold pools that came and release pools that went without this server's doing."""
+        async with self._holding:
+            await self._follow(await self._listed())
+
+    async def _listed(self) -> list[PoolState]:
+        return (await self.link.ask(messages.ListPools(), messages.PoolList)).pools
+
+    async def _hand_over(self, known: set[str]) -> None:
+        self.not_adopted.clear()
+        for pool in self.held:
+            pool_id = pool.state.pool_id
+            if pool_id in known:
+                continue
+            try:
+                await self.link.ask(pool.adoption, PoolState, pool.fds)
+                logger.info("device %s: worker took over %s (%s)", self.device, pool_id, pool.state.name)
+            except WorkerLost:
+                raise
+            except KvpageError as error:  # the pool stays held: its memory is still there for its clients
+                logger.error("device %s: worker refused %s: %s", self.device, pool_id, error.message)
+                self.not_adopted[pool_id] = error.message
+
+    async def _follow(self, pools: list[PoolState]) -> None:
+        listed = {pool.pool_id for pool in pools}
+        for held in self.held:
+            if held.state.pool_id not in listed and held.state.pool_id not in self.not_adopted:
+                self.held.release(held.state.pool_id)
+        for pool in pools:
+            if pool.state in _UNSETTLED:
+                self._watch(pool)
+            elif pool.state == "ready" and pool.pool_id not in self.held:
+                with contextlib.suppress(PoolNotFound, Conflict):  # deleted since it was listed
+                    await self._hold(pool.pool_id)
+
+    # --- background --------------------------------------------------------------------------------------------------
+
+    def _watch(self, pool: PoolState) -> asyncio.Task[PoolState] | None:
+        """The task that sees the pool settle and holds it; None when it is settled and held."""
+        is_done = pool.state not in _UNSETTLED and (pool.state != "ready" or pool.pool_id in self.held)
+        if is_done:
+            return None
+        task = self._settling.get(pool.pool_id)
+        if task is None:
+            task = self._settling[pool.pool_id] = asyncio.ensure_future(self._settle(pool))
+            task.add_done_callback(lambda done: self._settled(pool.pool_id, done))
+        return task
+
+    async def _settle(self, pool: PoolState) -> PoolState:
+        while pool.state in _UNSETTLED:
+            wait = messages.WaitPool(pool_id=pool.pool_id, timeout_s=WAIT_STEP_S)
+            pool = await self.link.ask_apart(wait, PoolState)
+        if pool.state == "ready":
+            async with self._holding:
+                if pool.pool_id not in self.held:
+                    await self._hold(pool.pool_id)
+        return pool
+
+    def _settled(self, pool_id: str, task: asyncio.Task[PoolState]) -> None:
+        del self._settling[pool_id]
+        if task.cancelled():
+            return
+        error = task.exception()  # taken here too, as nobody may be waiting
+        if error is not None and not isinstance(error, PoolNotFound):
+            logger.warning("device %s: %s: %s", self.device, pool_id, error)
+
+    async def _hold(self, pool_id: str) -> None:
+        reply = await self.link.request(messages.ExportPool(pool_id=pool_id))
+        exported = reply.body
+        if not isinstance(exported, messages.Exported) or len(reply.fds) != len(exported.chunks) + 1:
+            close_fds(reply.fds)
+            raise ProtocolError(f"the worker exported {pool_id} with {len(reply.fds)} descriptors")
+        self.held.hold(HeldPool(state=exported.pool, chunks=tuple(exported.chunks), fds=tuple(reply.fds)))
+
+
+def _described(state: messages.DeviceState) -> Device:
+    return Device(
+        device=state.device,
+        state=state.state,
+        handle_kinds=state.handle_kinds,
+        epoch=state.epoch,
+        worker_pid=state.worker_pid,
+        memory_limit_bytes=state.memory_limit_bytes,
+        reserved_bytes=state.reserved_bytes,
+        num_pools=state.num_pools,
+    )

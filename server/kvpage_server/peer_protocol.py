@@ -1,0 +1,33 @@
+"""uvicorn's HTTP protocol, with the caller's credentials in every request of a Unix-socket connection.
+
+This leans on two names inside uvicorn, `connection_made` and `app_state`; a test holds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kvpage.wire.credentials import peer_of, supplementary_groups
+from kvpage_server.access import Caller
+
+
+class PeerAwareProtocol(HttpToolsProtocol):
+    """Puts a `Caller` into `scope["state"]["caller"]`; over TCP there is none."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        sock = transport.get_extra_info("socket")
+        if sock.family == socket.AF_UNIX:
+            self.app_state = {**self.app_state, "caller": _caller(sock.fileno())}
+        super().connection_made(transport)
+
+
+def _caller(fd: int) -> Caller:
+    # A socket of our own over the same connection: the loop's stand-in object has no getsockopt.
+    with socket.socket(fileno=os.dup(fd)) as own:
+        peer = peer_of(own)
+        is_known = peer.uid in (0, os.geteuid())  # whose groups then do not matter
+        return Caller(peer=peer, groups=frozenset() if is_known else supplementary_groups(own))

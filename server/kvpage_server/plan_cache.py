@@ -1,0 +1,79 @@
+"""Encoded plans and what they were asked by, least recently used out first, bounded by bytes.
+
+Everything in it can be computed again, so forgetting is never wrong. Used from the event loop only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Form: TypeAlias = Literal["full", "groups"]
+Encoding: TypeAlias = Literal["identity", "gzip"]
+
+ENTRY_OVERHEAD_BYTES = 512  # an entry's key, list node and object headers, roughly and rather too much
+
+
+@dataclass(frozen=True, slots=True)
+class Representation:
+    """One way to send one plan."""
+
+    plan_id: str
+    form: Form = "full"
+    encoding: Encoding = "identity"
+
+    @property
+    def etag(self) -> str:
+        """Strong: differs whenever the bytes differ."""
+        suffix = "" if self == Representation(self.plan_id) else f"-{self.form}-{self.encoding}"
+        return f'"{self.plan_id}{suffix}"'
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDigest:
+    """sha256 of a request body as it was sent."""
+
+    digest: bytes
+
+
+class PlanCache:
+    """Two kinds of entry share one budget: a representation's bytes, and the plan id a request body leads to."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self._entries: OrderedDict[Representation | RequestDigest, bytes] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<PlanCache {len(self._entries)} entries, {self.size_bytes} of {self.max_bytes} bytes>"
+
+    def get(self, key: Representation | RequestDigest) -> bytes | None:
+        """The bytes, which become the most recently used; None when they were never put or are forgotten."""
+        value = self._entries.get(key)
+        if value is not None:
+            self._entries.move_to_end(key)
+        return value
+
+    def put(self, key: Representation | RequestDigest, value: bytes) -> None:
+        """Remember `value` and forget the oldest entries over the budget, `value` itself when it alone is over it."""
+        self._forget(key)
+        self._entries[key] = value
+        self.size_bytes += _cost_bytes(value)
+        while self.size_bytes > self.max_bytes:
+            self._forget(next(iter(self._entries)))
+
+    def check(self) -> None:
+        """Raise AssertionError unless the running total is the sum of the entries and within the budget."""
+        total = sum(_cost_bytes(value) for value in self._entries.values())
+        if not total == self.size_bytes <= self.max_bytes:
+            raise AssertionError(f"{self!r} holds {total} bytes")
+
+    def _forget(self, key: Representation | RequestDigest) -> None:
+        value = self._entries.pop(key, None)
+        if value is not None:
+            self.size_bytes -= _cost_bytes(value)
+
+
+def _cost_bytes(value: bytes) -> int:
+    return len(value) + ENTRY_OVERHEAD_BYTES

@@ -1,0 +1,151 @@
+"""Plans for HTTP: computed in threads, encoded once, remembered by request and by plan id."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvpage import strict_json
+from kvpage.errors import PlanNotFound, RateLimited, SpecInvalid, TooLarge, shorten
+from kvpage.plans import Plan
+from kvpage.wire.messages import MAX_PLAN_BYTES
+from kvpage_server.plan_cache import PlanCache, Representation, RequestDigest
+
+MAX_PENDING = 64  # bodies of up to 4 MiB each wait in memory
+NUM_THREADS = 2  # more would only fight for the interpreter lock
+MIN_GZIP_BYTES = 4096
+_GZIP_LEVEL = 5
+
+Planner = Callable[[Mapping[str, Any]], Plan]
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPlan:
+    """A plan as it is sent and handed to workers."""
+
+    plan_id: str
+    buffer_size_bytes: int
+    json: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One representation of a plan, ready to send."""
+
+    representation: Representation
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    plan_id: str
+    known: bool
+    """Whether this server already had the plan."""
+
+
+class PlanService:
+    """Owns the planning threads; `close()` waits for them. Everything else runs on the event loop."""
+
+    def __init__(self, planner: Planner, cache: PlanCache) -> None:
+        self._planner = planner
+        self._cache = cache
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kvpage-plan")
+        self._num_pending = 0
+
+    def __repr__(self) -> str:
+        return f"<PlanService {self._num_pending} pending, {self._cache!r}>"
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+    async def plan_body(self, body: bytes, *, max_bytes: int) -> Planned:
+        """The plan for a request body. The same bytes are looked up, not read again."""
+        digest = RequestDigest(hashlib.sha256(body).digest())
+        plan_id = self._cache.get(digest)
+        if plan_id is not None and self.knows(plan_id.decode()):
+            return Planned(plan_id=plan_id.decode(), known=True)
+        plan = await self.in_thread(lambda: self._encoded(strict_json.loads(body, max_bytes=max_bytes)))
+        self._cache.put(digest, plan.plan_id.encode())
+        known = self.knows(plan.plan_id)
+        if not known:
+            self.remember(plan.plan_id, plan.json)
+        return Planned(plan_id=plan.plan_id, known=known)
+
+    async def plan_request(self, request: Any) -> EncodedPlan:
+        """The plan for a request that is already parsed, always computed anew."""
+        plan = await self.in_thread(lambda: self._encoded(request))
+        if not self.knows(plan.plan_id):
+            self.remember(plan.plan_id, plan.json)
+        return plan
+
+    def knows(self, plan_id: str) -> bool:
+        return self.full(plan_id) is not None
+
+    def full(self, plan_id: str) -> bytes | None:
+        """The whole plan, unless it is forgotten."""
+        return self._cache.get(Representation(plan_id))
+
+    def remember(self, plan_id: str, plan_json: bytes) -> None:
+        self._cache.put(Representation(plan_id), plan_json)
+
+    async def answer(self, wanted: Representation) -> Answer:
+        """`wanted`, or its uncompressed twin when compression does not pay. Raises `PlanNotFound`."""
+        full = self.full(wanted.plan_id)
+        if full is None:
+            raise PlanNotFound(
+                f"plan {shorten(wanted.plan_id)} is not known here; POST its request to /v1/plans again",
+                details={"plan_id": wanted.plan_id},
+            )
+        plain = Representation(wanted.plan_id, wanted.form)
+        body = full if wanted.form == "full" else await self._derived(plain, full, _without_layers)
+        if wanted.encoding == "gzip" and len(body) >= MIN_GZIP_BYTES:
+            return Answer(representation=wanted, body=await self._derived(wanted, body, _compressed))
+        return Answer(representation=plain, body=body)
+
+    async def in_thread(self, work: Callable[[], _Result]) -> _Result:
+        """Run pure work beside the event loop. Raises `RateLimited` when `MAX_PENDING` wait already."""
+        if self._num_pending >= MAX_PENDING:
+            raise RateLimited(f"{MAX_PENDING} plans are being computed; try again shortly")
+        self._num_pending += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_pending -= 1
+
+    async def _derived(self, key: Representation, source: bytes, derive: Callable[[bytes], bytes]) -> bytes:
+        found = self._cache.get(key)
+        if found is None:
+            found = await self.in_thread(lambda: derive(source))
+            self._cache.put(key, found)
+        return found
+
+    def _encoded(self, request: Any) -> EncodedPlan:
+        if not isinstance(request, Mapping):
+            raise SpecInvalid(f"a plan request is a JSON object, not {type(request).__name__}")
+        plan = self._planner(request)
+        encoded = plan.to_json()
+        if len(encoded) > MAX_PLAN_BYTES:
+            raise TooLarge(
+                f"the plan has {len(encoded)} bytes as JSON; no more than {MAX_PLAN_BYTES} are served. Shorten layer "
+                f"names, or plan fewer layers.",
+                details={"size_bytes": len(encoded), "limit_bytes": MAX_PLAN_BYTES},
+            )
+        return EncodedPlan(plan_id=plan.plan_id, buffer_size_bytes=plan.buffer_size_bytes, json=encoded)
+
+
+def _without_layers(plan: bytes) -> bytes:
+    content = msgspec.json.decode(plan)
+    del content["layers"]
+    return msgspec.json.encode(content)
+
+
+def _compressed(plain: bytes) -> bytes:
+    return gzip.compress(plain, _GZIP_LEVEL, mtime=0)

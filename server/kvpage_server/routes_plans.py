@@ -1,0 +1,84 @@
+"""`/v1/plans`: pure planning, open to every caller."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from kvpage.errors import PlanNotFound, SpecInvalid, shorten
+from kvpage_server.bodies import accepts_gzip, json_body
+from kvpage_server.openapi import PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
+from kvpage_server.plan_cache import Form, Representation
+from kvpage_server.planning import Answer
+from kvpage_server.services import services_of
+
+# A plan never changes, so whoever has it need not ask again. It may be forgotten here all the same.
+_FOREVER = "max-age=31536000, immutable"
+
+
+def add_routes(app: FastAPI) -> None:
+    app.add_api_route(
+        "/v1/plans", post_plan, methods=["POST"], operation_id="create_plan", summary="Plan a page layout",
+        status_code=201, openapi_extra=PLAN_REQUEST_BODY, responses=POST_PLAN_ANSWERS,
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/plans/{plan_id}", get_plan, methods=["GET"], operation_id="get_plan", summary="A plan by its id",
+        responses=PLAN_ANSWERS,
+    )  # fmt: skip
+
+
+async def post_plan(request: Request) -> Response:
+    """201 for a plan this server did not have, 200 for one it had."""
+    services = services_of(request)
+    body = await json_body(request)
+    planned = await services.plans.plan_body(body, max_bytes=services.settings.max_body_bytes)
+    answer = await services.plans.answer(_wanted(request, planned.plan_id))
+    location = {"Location": f"/v1/plans/{planned.plan_id}"}
+    return _response(answer, 200 if planned.known else 201, location)
+
+
+async def get_plan(request: Request, plan_id: str) -> Response:
+    """`?detail=groups` leaves the layers out. `If-None-Match` with the plan's ETag gives 304."""
+    services = services_of(request)
+    wanted = _wanted(request, plan_id, _form(request))
+    try:
+        answer = await services.plans.answer(wanted)
+    except PlanNotFound:
+        services.plans.remember(plan_id, await services.pools.plan(plan_id))  # a plan in use is never forgotten
+        answer = await services.plans.answer(wanted)
+    if _has_already(request, answer.representation):
+        return _response(answer, 304)
+    return _response(answer, 200)
+
+
+def _form(request: Request) -> Form:
+    detail = request.query_params.get("detail", "full")
+    if detail == "full":
+        return "full"
+    if detail == "groups":
+        return "groups"
+    raise SpecInvalid(f"detail is {shorten(repr(detail))}; it must be 'full' or 'groups'")
+
+
+def _wanted(request: Request, plan_id: str, form: Form = "full") -> Representation:
+    return Representation(plan_id, form, "gzip" if accepts_gzip(request) else "identity")
+
+
+def _has_already(request: Request, representation: Representation) -> bool:
+    """RFC 9110: a weak comparison, `*` matches what exists."""
+    for header in request.headers.getlist("if-none-match"):
+        for tag in header.split(","):
+            if tag.strip() == "*" or tag.strip().removeprefix("W/") == representation.etag:
+                return True
+    return False
+
+
+def _response(answer: Answer, status: int, extra_headers: dict[str, str] | None = None) -> Response:
+    headers = {"ETag": answer.representation.etag, "Vary": "Accept-Encoding", **(extra_headers or {})}
+    if status in (200, 304) and not extra_headers:
+        headers["Cache-Control"] = _FOREVER
+    if status == 304:
+        return Response(status_code=304, headers=headers)
+    if answer.representation.encoding == "gzip":
+        headers["Content-Encoding"] = "gzip"
+    return Response(answer.body, status_code=status, media_type="application/json", headers=headers)

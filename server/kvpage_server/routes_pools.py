@@ -1,0 +1,207 @@
+"""`/v1/pools` and `/v1/devices`: what the device workers hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from kvpage import strict_json
+from kvpage.client.resources import DeviceList, Failure, Holder, Pool, PoolList, PoolTensor, PoolTensors
+from kvpage.errors import Conflict, FieldError, KvpageError, SpecInvalid, error_from_code, shorten
+from kvpage.plans import Plan
+from kvpage.wire.messages import PoolState
+from kvpage_server import openapi
+from kvpage_server.bodies import json_body, preferred_wait_s, query_wait_s
+from kvpage_server.planning import EncodedPlan
+from kvpage_server.services import Services, services_of
+from kvpage_server.supervisor import NewPool
+
+MAX_NAME_BYTES = 256
+
+_FAULT_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of `POST /v1/pools`."""
+
+    name: str
+    request: dict[str, Any]
+    """A plan request, planned again by the server."""
+    device: str = "host"
+    plan_id: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")] | None = None
+    """What the caller expects it to give; another result is refused."""
+
+
+def add_routes(app: FastAPI) -> None:
+    app.add_api_route(
+        "/v1/pools", post_pool, methods=["POST"], operation_id="create_pool", summary="Create a pool",
+        status_code=201, openapi_extra=openapi.POOL_REQUEST_BODY, responses=openapi.POST_POOL_ANSWERS,
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/pools", get_pools, methods=["GET"], operation_id="list_pools", summary="All pools",
+        openapi_extra=openapi.POOL_FILTERS, responses=openapi.answers("PoolList"),
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/pools/{pool_id}", get_pool, methods=["GET"], operation_id="get_pool", summary="One pool",
+        openapi_extra=openapi.WAIT_PARAMETER, responses=openapi.answers("Pool", 404, 503),
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/pools/{pool_id}", delete_pool, methods=["DELETE"], operation_id="delete_pool", summary="Delete a pool",
+        status_code=204, responses=openapi.problems(404, 409, 503),
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/pools/{pool_id}/tensors", get_tensors, methods=["GET"], operation_id="get_pool_tensors",
+        summary="Shape, strides and offset of every tensor", responses=openapi.answers("PoolTensors", 404, 503),
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/devices", get_devices, methods=["GET"], operation_id="list_devices", summary="All devices",
+        responses=openapi.answers("DeviceList"),
+    )  # fmt: skip
+
+
+async def post_pool(request: Request) -> Response:
+    """201 when ready, 202 while the memory is being committed, 200 when the pool was there already."""
+    services = services_of(request)
+    body = await json_body(request)
+    asked = await services.plans.in_thread(lambda: _pool_request(body, services.settings.max_body_bytes))
+    plan = await _planned(services, asked)
+    wait_s = preferred_wait_s(request)
+    new = NewPool(name=asked.name, device=asked.device, plan=plan)
+    creation = await services.pools.create_pool(new, wait_s=wait_s)
+    pool = creation.pool
+    if pool.error is not None:
+        raise _failure(pool)
+    status = 200 if not creation.created else 201 if pool.state == "ready" else 202
+    headers = {"Location": f"/v1/pools/{pool.pool_id}"}
+    if wait_s > 0:
+        headers["Preference-Applied"] = f"wait={wait_s:.0f}"
+    return _json(pool_resource(pool), status, headers)
+
+
+async def get_pools(request: Request) -> Response:
+    """`?name=` and `?device=` choose."""
+    query = request.query_params
+    pools = await services_of(request).pools.pools(device=query.get("device"), name=query.get("name"))
+    return _json(PoolList(pools=[pool_resource(pool) for pool in pools]))
+
+
+async def get_pool(request: Request, pool_id: str) -> Response:
+    """`?wait=N` waits while the pool is creating or deleting."""
+    pool = await services_of(request).pools.pool(pool_id, wait_s=query_wait_s(request))
+    return _json(pool_resource(pool))
+
+
+async def delete_pool(request: Request, pool_id: str) -> Response:
+    """204 when the memory is given back."""
+    await services_of(request).pools.delete_pool(pool_id)
+    return Response(status_code=204)
+
+
+async def get_tensors(request: Request, pool_id: str) -> Response:
+    services = services_of(request)
+    pool = await services.pools.pool(pool_id)
+    plan = services.plans.full(pool.plan_id) or await services.pools.plan(pool.plan_id)
+    return Response(await services.plans.in_thread(lambda: _tensors(pool, plan)), media_type="application/json")
+
+
+async def get_devices(request: Request) -> Response:
+    return _json(DeviceList(devices=await services_of(request).pools.devices()))
+
+
+def pool_resource(pool: PoolState) -> Pool:
+    error = pool.error
+    return Pool(
+        id=pool.pool_id,
+        name=pool.name,
+        device=pool.device,
+        state=pool.state,
+        plan_id=pool.plan_id,
+        epoch=pool.epoch,
+        buffer_size_bytes=pool.buffer_size_bytes,
+        committed_bytes=pool.committed_bytes,
+        num_holders=pool.num_holders,
+        holders=[Holder(pid=holder.pid, uid=holder.uid, client_name=holder.client_name) for holder in pool.holders],
+        error=None if error is None else Failure(code=error.code, message=error.message, details=error.details),
+    )
+
+
+async def _planned(services: Services, asked: PoolRequest) -> EncodedPlan:
+    """The plan of the request inside a pool's request; its faults point into the whole body."""
+    try:
+        plan = await services.plans.plan_request(asked.request)
+    except SpecInvalid as error:
+        inside = [FieldError("/request" + fault.pointer, fault.detail) for fault in error.errors]
+        raise error_from_code(error.code, error.message, details=error.details, errors=inside) from error
+    if asked.plan_id is not None and asked.plan_id != plan.plan_id:
+        raise Conflict(
+            f"the request gives plan {plan.plan_id}, not the expected {asked.plan_id}: the request or the version of "
+            f"kvpage differs from when that id was made",
+            details={"plan_id": plan.plan_id, "expected_plan_id": asked.plan_id},
+        )
+    return plan
+
+
+def _pool_request(body: bytes, max_bytes: int) -> PoolRequest:
+    value = strict_json.loads(body, max_bytes=max_bytes)
+    if not isinstance(value, Mapping):
+        raise SpecInvalid(f"a pool request is a JSON object, not {type(value).__name__}")
+    try:
+        asked = msgspec.convert(value, PoolRequest, strict=True)
+    except msgspec.ValidationError as error:
+        raise _located(str(error)) from None
+    size_bytes = len(asked.name.encode())
+    if not 1 <= size_bytes <= MAX_NAME_BYTES or _CONTROL_CHARACTER.search(asked.name):
+        text = f"name has {size_bytes} bytes; it must have 1 to {MAX_NAME_BYTES} and no control characters"
+        raise SpecInvalid(text, errors=[FieldError("/name", text)])
+    return asked
+
+
+def _located(message: str) -> SpecInvalid:
+    found = _FAULT_PATH.search(message)
+    text = shorten(message[: found.start()] if found else message)
+    pointer = strict_json.pointer(found[1]) if found and found[1] else ""
+    return SpecInvalid(f"{pointer or 'the pool request'}: {text}", errors=[FieldError(pointer, text)])
+
+
+def _failure(pool: PoolState) -> KvpageError:
+    assert pool.error is not None
+    error = pool.error.to_error()
+    error.details.setdefault("pool_id", pool.pool_id)
+    return error
+
+
+def _tensors(pool: PoolState, plan_json: bytes) -> bytes:
+    plan = Plan.from_json(plan_json)
+    tensors = [
+        PoolTensor(
+            layer=layer.name,
+            name=view.name,
+            dtype=view.dtype,
+            shape=view.shape,
+            strides_bytes=view.strides_bytes,
+            offset_bytes=view.offset_bytes,
+        )
+        for layer in plan.layers.values()
+        for view in layer.tensors
+    ]
+    return msgspec.json.encode(
+        PoolTensors(
+            pool_id=pool.pool_id,
+            plan_id=pool.plan_id,
+            epoch=pool.epoch,
+            device=pool.device,
+            buffer_size_bytes=pool.buffer_size_bytes,
+            tensors=tensors,
+        )
+    )
+
+
+def _json(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    all_headers = {"Cache-Control": "no-store", **(headers or {})}
+    return Response(msgspec.json.encode(value), status, all_headers, "application/json")

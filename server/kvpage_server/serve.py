@@ -1,0 +1,81 @@
+"""`kvpage serve`: the API process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from kvpage.errors import KvpageError
+from kvpage_server.app import create_app
+from kvpage_server.listeners import Listeners
+from kvpage_server.peer_protocol import PeerAwareProtocol
+from kvpage_server.services import Services
+from kvpage_server.settings import Settings, from_command_line
+from kvpage_server.worker_limits import raise_fd_limit
+
+GRACE_S = 10
+KEEP_ALIVE_S = 60  # longer than clients keep idle connections, so that they never use one we are closing
+logger = logging.getLogger("kvpage.api")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT, which then also ends the process. Returns 1 when it could not start."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        serve(from_command_line(arguments, os.environ))
+    except (KvpageError, OSError) as error:
+        sys.stderr.write(f"kvpage serve: {error}\n")
+        return 1
+    return 0
+
+
+def serve(settings: Settings) -> None:
+    """Everything that needs the sockets ends in the application's lifespan: uvicorn re-raises the signal after it, so
+    no line behind `run` is reached.
+    """
+    raise_fd_limit()  # each pool costs two descriptors here
+    listeners = Listeners(settings)
+    try:
+        app = create_app(settings, on_shutdown=listeners.close)
+        server = _Server(_configuration(app), app)
+        for address in listeners.addresses:
+            logger.info("listening on %s", address)
+        server.run(listeners.sockets)
+    finally:
+        listeners.close()
+
+
+class _Server(uvicorn.Server):
+    """Tells the application at the signal, before the listeners are closed and requests in flight are waited for."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        services = getattr(self._app.state, "services", None)
+        if isinstance(services, Services):
+            services.pools.drain()
+        super().handle_exit(sig, frame)
+
+
+def _configuration(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=PeerAwareProtocol,
+        ws="none",
+        loop="uvloop",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )

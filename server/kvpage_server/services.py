@@ -1,0 +1,24 @@
+"""Everything the routes use, made by the lifespan and found from a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from kvpage_server.planning import PlanService
+from kvpage_server.settings import Settings
+from kvpage_server.supervisor import Supervisor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    settings: Settings
+    plans: PlanService
+    pools: Supervisor
+
+
+def services_of(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services

@@ -1,0 +1,149 @@
+"""All devices of the server: their workers kept running, their pools found by id and by name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvpage.client.resources import Check, Device
+from kvpage.errors import (
+    DeviceUnavailable,
+    Draining,
+    FieldError,
+    KvpageError,
+    PlanNotFound,
+    PoolNotFound,
+    SpecInvalid,
+    shorten,
+)
+from kvpage.wire.messages import PoolState
+from kvpage_server.device_pools import Creation, DevicePools
+from kvpage_server.planning import EncodedPlan
+from kvpage_server.settings import Settings
+
+logger = logging.getLogger("kvpage.api")
+
+NUM_THREADS = 32  # most of them asleep in requests to workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPool:
+    """What a caller asks to be created."""
+
+    name: str
+    device: str
+    plan: EncodedPlan
+
+
+class Supervisor:
+    """Started and stopped by the lifespan; everything runs on its event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kvpage-worker-call")
+        self._devices = {device: DevicePools(device, settings, self._threads) for device in settings.devices}
+        self._runs: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {list(self._devices.values())!r}>"
+
+    def start(self) -> None:
+        """Begin to look for workers; `checks()` says when they answer."""
+        self._runs = [asyncio.ensure_future(pools.link.run()) for pools in self._devices.values()]
+
+    async def wait_ready(self) -> None:
+        """Until every device's worker has answered once."""
+        await asyncio.gather(*(pools.link.wait_ready(None) for pools in self._devices.values()))
+
+    def drain(self) -> None:
+        """Take nothing new, and let nobody wait any longer."""
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        self.drain()
+        for run in self._runs:
+            run.cancel()
+        await asyncio.gather(*self._runs, return_exceptions=True)
+        await asyncio.gather(*(pools.stop() for pools in self._devices.values()))
+        await asyncio.to_thread(self._threads.shutdown)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._stopping.is_set()
+
+    def checks(self) -> list[Check]:
+        """One for each thing that must be so for the server to be ready."""
+        checks = [Check(name="serving", ok=not self.is_draining, detail="shutting down" if self.is_draining else "")]
+        for device, pools in self._devices.items():
+            checks.append(Check(name=f"worker:{device}", ok=pools.link.is_ready, detail=pools.link.detail))
+            refused = "; ".join(f"{pool_id}: {reason}" for pool_id, reason in pools.not_adopted.items())
+            checks.append(Check(name=f"pools:{device}", ok=not refused, detail=refused))
+        return checks
+
+    async def devices(self) -> list[Device]:
+        return list(await asyncio.gather(*(pools.describe() for pools in self._devices.values())))
+
+    # --- pools -------------------------------------------------------------------------------------------------------
+
+    async def create_pool(self, new: NewPool, *, wait_s: float) -> Creation:
+        """Create it, or find the one of that name and plan, and wait up to `wait_s` for a worker and for the memory.
+
+        Raises the pool's own error when it has failed.
+        """
+        if self.is_draining:
+            raise Draining("the server is shutting down and creates no more pools")
+        pools = self._served(new.device)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait_s
+        await pools.link.wait_ready(wait_s)
+        creation = await pools.create(new.name, new.plan)
+        left_s = deadline_s - loop.time()
+        pool = await pools.settled(creation.pool, timeout_s=left_s, stopping=self._stopping)
+        return Creation(pool=pool, created=creation.created)
+
+    async def pools(self, *, device: str | None = None, name: str | None = None) -> list[PoolState]:
+        """In the order of the devices; those of a device without a worker as they last were."""
+        asked = list(self._devices.values()) if device is None else [self._served(device)]
+        listed = await asyncio.gather(*(pools.states() for pools in asked))
+        return [pool for states in listed for pool in states if name is None or pool.name == name]
+
+    async def pool(self, pool_id: str, *, wait_s: float = 0.0) -> PoolState:
+        """Waits up to `wait_s` while the pool is creating or deleting."""
+        owner, pool = await self._find(pool_id)
+        return await owner.settled(pool, timeout_s=wait_s, stopping=self._stopping)
+
+    async def delete_pool(self, pool_id: str) -> None:
+        """Raises `Conflict` naming the holders."""
+        owner, _ = await self._find(pool_id)
+        await owner.delete(pool_id)
+
+    async def plan(self, plan_id: str) -> bytes:
+        """The plan of a pool that is held. Raises `PlanNotFound`."""
+        for pools in self._devices.values():
+            plan = pools.plan(plan_id)
+            if plan is not None:
+                return plan
+        raise PlanNotFound(
+            f"plan {shorten(plan_id)} is not known here; POST its request to /v1/plans again",
+            details={"plan_id": plan_id},
+        )
+
+    async def _find(self, pool_id: str) -> tuple[DevicePools, PoolState]:
+        """Raises `PoolNotFound` when every device's worker said so, `DeviceUnavailable` when one could not be asked."""
+        missing: KvpageError | None = None
+        for pools in self._devices.values():
+            try:
+                return pools, await pools.get(pool_id)
+            except PoolNotFound:
+                continue
+            except DeviceUnavailable as error:
+                missing = error
+        raise missing or PoolNotFound(f"there is no pool {shorten(pool_id)}", details={"pool_id": pool_id})
+
+    def _served(self, device: str) -> DevicePools:
+        if device not in self._devices:
+            text = f"device {shorten(repr(device))} is not served here; this server has {', '.join(self._devices)}"
+            raise SpecInvalid(text, errors=[FieldError("/device", text)])
+        return self._devices[device]
