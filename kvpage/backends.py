@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from kvpage.errors import LayoutUnsupported, SpecInvalid, shorten
+from kvpage.errors import LayoutUnsupported, NotSupported, SpecInvalid, shorten
 from kvpage.strides import inverse, is_permutation
 
 KVCacheLayout = Literal["NHD", "HND"]
@@ -242,8 +242,15 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
+NAMED_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")  # vLLM 0.32 and later
+
+
 def backend_named(name: str) -> Backend:
     """Raises `SpecInvalid`, listing the registered names."""
+    if name in NAMED_LAYOUTS:
+        raise NotSupported(
+            f"the named layout {name} is not supported yet; write the layout out as shape and stride_order"
+        )
     try:
         return BACKENDS[name]
     except KeyError:

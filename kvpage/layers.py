@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -43,6 +44,21 @@ class Layer:
     def fault(self, detail: str, field: str = "") -> FieldError:
         """`detail` as an error at this layer, or at one of its fields."""
         return FieldError(f"/layers/{self.position}" + (f"/{field}" if field else ""), detail)
+
+
+def check_layouts(layers: Sequence[Layer]) -> None:
+    """`check_layout` of every layer; raises at the first that fails."""
+    checked: set[tuple[int, int]] = set()  # by identity: equal layers share these objects
+    for layer in layers:
+        key = (id(layer.spec), id(layer.backend))
+        if layer.spec is None or layer.backend is None or key in checked:
+            continue
+        checked.add(key)
+        try:
+            check_layout(layer.spec, layer.backend)
+        except LayoutUnsupported as error:
+            fault = layer.fault(error.message, "backend")
+            raise LayoutUnsupported(f"{fault.pointer}: {error.message}", errors=[fault]) from None
 
 
 def logical_shape(spec: LayerSpec, backend: BackendLayout, num_blocks: int) -> tuple[int, ...]:

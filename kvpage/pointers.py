@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from kvpage.errors import FieldError, SpecInvalid, shorten
 
@@ -19,10 +20,8 @@ def located(error: ValidationError, request: object) -> SpecInvalid:
         if isinstance(cause, SpecInvalid) and cause.errors:
             faults.extend(cause.errors)
             continue
-        pointer = _pointer(fault["loc"], request, is_missing=fault["type"] == "missing")
-        detail = (
-            cause.message if isinstance(cause, SpecInvalid) else _detail(fault["type"], fault["msg"], fault["input"])
-        )
+        pointer = _pointer(_place(fault["type"], fault["loc"]), request, is_missing=fault["type"] in _ABSENT)
+        detail = cause.message if isinstance(cause, SpecInvalid) else _text(fault)
         faults.append(FieldError(pointer, detail))
     kind = kinds[0] if len(set(kinds)) == 1 else SpecInvalid
     first = faults[0]
@@ -30,15 +29,46 @@ def located(error: ValidationError, request: object) -> SpecInvalid:
     return kind(f"{first.pointer or 'the request'}: {first.detail}{more}", errors=faults)
 
 
+_ABSENT = ("missing", "union_tag_not_found")
+_OUR_WORDS = {
+    "missing": "this field is required",
+    "extra_forbidden": "this field is not known here; leave it out, or check its spelling",
+    "tuple_type": "this must be an array",
+    "model_type": "this must be an object",
+    "model_attributes_type": "this must be an object",
+    "int_type": "this must be an integer",
+    "string_type": "this must be a string",
+    "bool_type": "this must be true or false",
+    "union_tag_not_found": "this field is required",
+}
+
+
+def _place(kind: str, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Faults of the field that tells a union's members apart are reported at the union; they belong to the field."""
+    return (*loc, "kind") if kind in ("union_tag_not_found", "union_tag_invalid") else loc
+
+
+def _text(fault: ErrorDetails) -> str:
+    if fault["type"] == "union_tag_invalid":
+        context = fault.get("ctx", {})
+        return f"kind {shorten(repr(context.get('tag')))} is not known; use one of {context.get('expected_tags')}"
+    return _detail(fault["type"], fault["msg"], fault["input"])
+
+
 def _detail(kind: str, message: str, value: object) -> str:
-    if kind == "missing" or isinstance(value, Mapping | list | tuple):
-        return message
-    return f"{message}, got {shorten(repr(value)) if not isinstance(value, int) else _number(value)}"
+    """pydantic's message, in words of JSON where it speaks of Python's types, with the value where that is short."""
+    text = _OUR_WORDS.get(kind, message)
+    if kind in (*_ABSENT, "extra_forbidden") or isinstance(value, Mapping | list | tuple):
+        return text
+    return f"{text}, not {_as_json(value)}"
 
 
-def _number(value: int) -> str:
-    # A number of thousands of digits must not be turned into text.
-    return str(value) if value.bit_length() <= 128 else f"a number of {value.bit_length()} bits"
+def _as_json(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"  # too long to be written out
+    return shorten(value if isinstance(value, int | float) else repr(value))
 
 
 def _pointer(loc: Sequence[int | str], request: object, *, is_missing: bool) -> str:

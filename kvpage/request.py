@@ -14,7 +14,8 @@ from kvpage.backends import KVCacheLayout
 from kvpage.errors import FieldError, NotSupported, SpecInvalid, shorten
 from kvpage.layers import BackendLayout, Layer
 from kvpage.pointers import located
-from kvpage.request_layers import AnyLayer, LayerEntry, RequestModel, Size
+from kvpage.request_backends import RequestModel, Size
+from kvpage.request_layers import AnyLayer, LayerEntry
 from kvpage.specs import LayerSpec
 
 MAX_LAYERS = 4096

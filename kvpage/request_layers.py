@@ -5,37 +5,41 @@ Scalars are strict (`true`, `"8"` and `8.0` are not the integer 8), containers a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     StrictBool,
     StrictInt,
     StrictStr,
-    Tag,
     field_validator,
     model_validator,
 )
 
 from kvpage.backends import (
-    AttentionLayout,
     Backend,
     KernelBlockSizes,
     KVCacheLayout,
     backend_named,
     default_backend,
-    parse_extent,
 )
 from kvpage.dtypes import item_size_bytes
 from kvpage.errors import FieldError, NotSupported, SpecInvalid, shorten
-from kvpage.layers import BackendLayout, check_layout
+from kvpage.layers import BackendLayout
+from kvpage.request_backends import (
+    MAX_RANK,
+    AnyBackend,
+    KernelBlockSize,
+    KernelMultiple,
+    RequestModel,
+    Size,
+    WrittenBackend,
+    kernel_block_sizes,
+)
 from kvpage.specs import (
-    MAX_BYTES,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     LayerSpec,
@@ -46,58 +50,7 @@ from kvpage.specs import (
 
 MAX_COUNT = 4096
 MAX_NAME_BYTES = 256
-MAX_RANK = 8  # axes of a written-out layout or a state tensor
 DEFAULT_BLOCK_SIZE = 16  # vLLM's on CUDA
-
-Size = Annotated[StrictInt, Field(ge=1, le=MAX_BYTES)]
-Count = Annotated[StrictInt, Field(ge=0, le=MAX_BYTES)]
-
-
-def _json_type(value: object) -> str:
-    if isinstance(value, Mapping | BaseModel):
-        return "object"
-    return "string" if isinstance(value, str) else "number"
-
-
-class RequestModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-Axis = Annotated[
-    Annotated[Size, Tag("number")] | Annotated[StrictStr, Field(max_length=MAX_NAME_BYTES), Tag("string")],
-    Discriminator(_json_type),
-]
-
-
-class WrittenBackend(RequestModel):
-    """A backend written out: logical shape by axis names, and its stride orders."""
-
-    shape: Annotated[tuple[Axis, ...], Field(min_length=2, max_length=MAX_RANK)]
-    stride_order: tuple[Count, ...] | None = None
-    layered_stride_order: tuple[Count, ...] | None = None
-
-    @model_validator(mode="after")
-    def _layout_is_valid(self) -> Self:
-        self.layout()
-        return self
-
-    def layout(self) -> AttentionLayout:
-        extents = tuple(parse_extent(axis) for axis in self.shape)
-        return AttentionLayout(extents, self.stride_order, self.layered_stride_order)
-
-
-class KernelMultiple(RequestModel):
-    """Every multiple of so many tokens is a block that the kernels accept."""
-
-    multiple_of: Size
-
-
-KernelBlockSize = Annotated[
-    Annotated[Size, Tag("number")] | Annotated[KernelMultiple, Tag("object")], Discriminator(_json_type)
-]
-AnyBackend = Annotated[
-    Annotated[StrictStr, Tag("string")] | Annotated[WrittenBackend, Tag("object")], Discriminator(_json_type)
-]
 
 
 class LayerEntry(RequestModel):
@@ -131,21 +84,19 @@ class LayerEntry(RequestModel):
         return None
 
     def resolve(self, position: int, kv_cache_layout: KVCacheLayout) -> tuple[LayerSpec | None, BackendLayout | None]:
-        """Spec and layout that fit each other. Raises `SpecInvalid` or `LayoutUnsupported` at the entry."""
+        """Spec and layout of each layer of the entry. Raises `SpecInvalid` or `LayoutUnsupported` at the entry."""
         field = "/backend"
         try:
             backend = self.backend_layout(kv_cache_layout)
+            field = ""
             spec = self.spec(self.block_size or _default_block_size(backend))
             if spec is not None:
-                field = ""
                 spec.check()
-            if spec is not None and backend is not None:
-                field = "/backend"
-                check_layout(spec, backend)
-                spec = replace(spec, indexes_kv_by_block_stride=backend.layout.indexes_kv_by_block_stride)
         except SpecInvalid as error:
             pointer = f"/layers/{position}{field}"
             raise type(error)(f"{pointer}: {error.message}", errors=[FieldError(pointer, error.message)]) from None
+        if spec is not None and backend is not None:
+            spec = replace(spec, indexes_kv_by_block_stride=backend.layout.indexes_kv_by_block_stride)
         return spec, backend
 
     def but_for_name(self) -> tuple[object, ...]:
@@ -237,19 +188,12 @@ class _AttentionBase(LayerEntry):
             name, kernel = registered.name, registered.kernel_block_sizes
             layout = registered.layout(kv_cache_layout, self.kv_quant)
         if self.kernel_block_sizes is not None:
-            kernel = _kernel_block_sizes(self.kernel_block_sizes)
+            kernel = kernel_block_sizes(self.kernel_block_sizes)
         return BackendLayout(name=name, layout=layout, kernel_block_sizes=kernel)
 
     def _default_backend(self) -> Backend:
         kind: str = self.kind  # type: ignore[attr-defined]  # each subclass has its own Literal
         return default_backend(kind, same_widths=len(set(self.widths())) == 1, kv_quant=self.kv_quant)
-
-
-def _kernel_block_sizes(sizes: tuple[int | KernelMultiple, ...]) -> KernelBlockSizes:
-    return KernelBlockSizes(
-        listed=tuple(size for size in sizes if isinstance(size, int)),
-        multiple_of=next((size.multiple_of for size in sizes if isinstance(size, KernelMultiple)), None),
-    )
 
 
 class _KeyValueBase(_AttentionBase):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -111,15 +113,26 @@ def _run_directory(keep: Path | None) -> Iterator[str]:
 @contextmanager
 def _service(run_dir: str) -> Iterator[None]:
     """`kvpage serve` and its worker, ended when the block ends."""
-    command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", run_dir]
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    ready, told = os.pipe()
+    command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", run_dir, "--ready-fd", str(told)]
+    server = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[told], text=True
+    )
+    os.close(told)
     try:
-        _wait_until_ready(server, run_dir)
+        _wait_until_ready(ready, server)
         yield
     finally:
+        os.close(ready)
         server.terminate()
-        server.wait(STEP_TIMEOUT_S)
+        server.communicate(timeout=STEP_TIMEOUT_S)
 
 
-def _wait_until_ready(server: subprocess.Popen[bytes], run_dir: str) -> None:
-    raise NotImplementedError
+def _wait_until_ready(ready: int, server: subprocess.Popen[str]) -> None:
+    """Returns when a line comes through `ready`; raises when the server ends or says nothing."""
+    readable, _, _ = select.select([ready], [], [], STEP_TIMEOUT_S)
+    if readable and os.read(ready, 1):
+        return
+    server.terminate()
+    _, messages = server.communicate(timeout=STEP_TIMEOUT_S)
+    raise InternalError(f"kvpage serve did not become ready:\n{messages.strip()}")

@@ -64,10 +64,10 @@ def _pages(kv: Attachment) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         for index, (view, tensor) in enumerate(zip(layer.tensors, kv.tensors[layer.name], strict=True)):
             by_block = tensor.movedim(view.block_axis, 0)
             shape = by_block.shape[1:]
-            base = torch.arange(shape.numel(), dtype=torch.int32).view(shape)
+            counting = (torch.arange(shape.numel() + _MODULUS, dtype=torch.int32) % _MODULUS).to(tensor.dtype)
             for block in blocks:
-                salt = number * 31 + index * 17 + block * 7
-                yield block, by_block, ((base + salt) % _MODULUS).to(tensor.dtype)
+                start = (number * 31 + index * 17 + block * 7) % _MODULUS
+                yield block, by_block, counting[start : start + shape.numel()].view(shape)
 
 
 def _slots(plan: Plan) -> dict[int, list[LayerPlan]]:

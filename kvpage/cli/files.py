@@ -9,21 +9,27 @@ from typing import Any
 
 import yaml
 
-from kvpage.errors import JsonInvalid, NotFound, SpecInvalid, TooLarge, shorten
+from kvpage.errors import JsonInvalid, NotFound, TooLarge, shorten
 from kvpage.strict_json import loads
 
 MAX_FILE_BYTES = 4 << 20
 
 
+DEFAULT_STRATEGY = "unify"  # the best there is so far
+
+
 def read_request(name: str) -> Any:
-    """The request in file `name`: JSON by its first character or `.json`, else YAML.
+    """The request in file `name`: JSON by its first character or `.json`, else YAML. A person may leave the strategy
+    out.
 
     Raises `NotFound`, `TooLarge`, `JsonInvalid` (for YAML too) naming the file.
     """
     data = _read(name)
     if name.endswith(".json") or data.lstrip()[:1] == b"{":
-        return loads(data, max_bytes=MAX_FILE_BYTES)
-    return _load_yaml(data, name)
+        request = loads(data, max_bytes=MAX_FILE_BYTES)
+    else:
+        request = _load_yaml(data, name)
+    return {"strategy": DEFAULT_STRATEGY, **request} if isinstance(request, dict) else request
 
 
 def _read(name: str) -> bytes:
@@ -45,8 +51,8 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", event.start_mark)
+            mark = self.get_mark()
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -67,11 +73,3 @@ def _load_yaml(data: bytes, name: str) -> Any:
         raise JsonInvalid(f"{shorten(name)!r} is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that is none
         raise JsonInvalid(f"{shorten(name)!r} is not YAML: {shorten(' '.join(str(error).split()))}") from error
-
-
-def read_yaml_or_fail(name: str) -> dict[str, Any]:
-    """`read_request` for callers that need an object at the top."""
-    loaded = read_request(name)
-    if not isinstance(loaded, dict):
-        raise SpecInvalid(f"{shorten(name)!r} does not hold an object at its top")
-    return loaded

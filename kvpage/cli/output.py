@@ -13,6 +13,8 @@ from kvpage.cli.sizes import format_bytes
 from kvpage.errors import KvpageError
 from kvpage.plans import LayerPlan, Plan
 
+WIDE_CHARS = 120
+
 
 def print_error(error: KvpageError) -> None:
     """The code, the message, and each fault with its place in the request."""
@@ -24,29 +26,40 @@ def print_error(error: KvpageError) -> None:
 
 
 def print_plan(plan: Plan, *, all_layers: bool = False) -> None:
-    """A row for each run of like layers, then the totals."""
+    """A row for each run of like layers, then the totals. Reasons stand below the table where it would be too wide."""
     console = Console(highlight=False)
+    runs = list(_runs(list(plan.layers.values()), all_layers))
+    reasons_inside = console.width >= WIDE_CHARS
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("layer", no_wrap=True)
-    table.add_column("decision", no_wrap=True)
+    for column in ("layer", "decision"):
+        table.add_column(column, no_wrap=True)
     for column in ("block size", "page bytes", "padding"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    for run in _runs(list(plan.layers.values()), all_layers):
-        layer = run[0]
-        padding = layer.page_size_bytes - layer.real_page_size_bytes
-        share = f" ({padding / layer.page_size_bytes:.1%})" if padding else ""
-        table.add_row(
-            _names(run),
-            layer.decision,
-            str(layer.block_size),
-            f"{layer.page_size_bytes:,}",
-            f"{padding:,}{share}",
-            layer.reason,
-        )
+    if reasons_inside:
+        table.add_column("reason", overflow="fold")
+    for run in runs:
+        cells = _cells(run)
+        table.add_row(*cells, *([escape(run[0].reason)] if reasons_inside else []))
     console.print(table)
+    if not reasons_inside:
+        for run in runs:
+            console.print(f"{_names(run)}: {escape(run[0].reason)}", soft_wrap=True)
+        console.print()
     for label, value in totals(plan):
         console.print(f"{label:<22} {value}", soft_wrap=True)
+
+
+def _cells(run: Sequence[LayerPlan]) -> tuple[str, ...]:
+    layer = run[0]
+    padding = layer.page_size_bytes - layer.real_page_size_bytes
+    share = f" ({padding / layer.page_size_bytes:.1%})" if padding else ""
+    return (
+        _names(run),
+        layer.decision,
+        str(layer.block_size),
+        f"{layer.page_size_bytes:,}",
+        f"{padding:,}{share}",
+    )
 
 
 def totals(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -103,4 +116,4 @@ def _look(layer: LayerPlan) -> tuple[object, ...]:
 def _names(run: Sequence[LayerPlan]) -> str:
     if len(run) == 1:
         return escape(run[0].name)
-    return f"{escape(run[0].name)} … {escape(run[-1].name)} ({len(run)})"
+    return f"{escape(run[0].name)} … {escape(run[-1].name)}"

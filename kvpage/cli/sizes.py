@@ -6,7 +6,7 @@ import re
 
 from kvpage.errors import SpecInvalid, shorten
 
-_UNITS = {"": 1, "B": 1, **{f"{p}iB": 2 ** (10 * i) for i, p in enumerate("KMGT", 1)}}
+_UNITS: dict[str, int] = {"": 1, "B": 1, **{f"{p}iB": 2 ** (10 * i) for i, p in enumerate("KMGT", 1)}}
 _UNITS |= {f"{p}B": 10 ** (3 * i) for i, p in enumerate("kMGT", 1)}
 _SIZE = re.compile(r"\s*(\d{1,18})(?:\.(\d{1,9}))?\s*([A-Za-z]*)\s*")
 
@@ -16,8 +16,9 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[3] not in _UNITS:
         raise SpecInvalid(f"size {shorten(text)!r} is not a number with one of the units {', '.join(_UNITS)[2:]}")
-    whole, fraction, unit = match.groups()
-    return (int(whole + (fraction or "")) * _UNITS[unit]) // 10 ** len(fraction or "")
+    whole, fraction, unit = match[1], match[2] or "", match[3]
+    denominator: int = 10 ** len(fraction)
+    return int(whole + fraction) * _UNITS[unit] // denominator
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -11,6 +11,8 @@ from math import gcd, lcm
 
 from kvpage.errors import SpecInvalid
 from kvpage.layers import Layer
+from kvpage.planner.unify import Decided
+from kvpage.plans import Decision
 from kvpage.specs import LayerSpec, ceil_div
 
 MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
@@ -73,3 +75,17 @@ def _aligned(layer: Layer, block_size: int, state_page_bytes: int) -> Layer:
     if layer.spec.is_attention:
         return replace(layer, spec=layer.spec.with_block_size(block_size))
     return replace(layer, spec=layer.spec.with_padding(state_page_bytes))
+
+
+def with_alignment(before: LayerSpec, decided: Decided) -> Decided:
+    """`decided` for an aligned layer, judged against the spec `before` alignment: what the request asked for."""
+    after = decided.spec
+    scaled, padded = after.block_size != before.block_size, after.page_size_bytes != after.real_page_size_bytes
+    if not scaled and not padded:
+        return decided
+    decision: Decision = "scale" if not padded else "scale_pad" if scaled else "pad"
+    if scaled:
+        how = f"block size {before.block_size} → {after.block_size}, so that a page holds the largest state"
+    else:
+        how = f"page padded from {after.real_page_size_bytes:,} to {after.page_size_bytes:,} bytes, an attention page"
+    return Decided(after, decision, f"align_hybrid: {how}; then {decided.decision}: {decided.reason}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from kvpage.errors import SpecInvalid
+from kvpage.errors import FieldError, SpecInvalid
 from kvpage.planner.grouping import Group, Grouping
 from kvpage.plans import Capacity, Waste
 from kvpage.specs import MAX_BYTES, LayerSpec
@@ -42,9 +42,8 @@ def capacity(grouping: Grouping, num_blocks: int, max_model_len: int | None, max
         blocks = blocks_per_request(grouping.groups, max_model_len, max_num_batched_tokens)
         request_bytes = sum(blocks) * grouping.bytes_per_block
         if request_bytes > MAX_BYTES:
-            raise SpecInvalid(
-                f"one request of max_model_len {max_model_len} tokens needs more than 2^62 bytes; lower it"
-            )
+            detail = f"one request of max_model_len {max_model_len} tokens needs more than 2^62 bytes; lower it"
+            raise SpecInvalid(detail, errors=[FieldError("/max_model_len", detail)])
         concurrency = num_blocks / sum(blocks) if sum(blocks) else None
     return Capacity(
         max_model_len=max_model_len,

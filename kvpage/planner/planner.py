@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from kvpage.errors import NotEnoughMemory, SpecInvalid
-from kvpage.layers import Layer
-from kvpage.planner.align import align_hybrid
+from kvpage.errors import FieldError, NotEnoughMemory, SpecInvalid
+from kvpage.layers import Layer, check_layouts
+from kvpage.planner.align import align_hybrid, with_alignment
 from kvpage.planner.demand import blocks_per_request, capacity, longest_request_tokens, waste
 from kvpage.planner.grouping import Group, Grouping, group_layers
 from kvpage.planner.placement import ViewMaker, check_sharing, fit_num_blocks, place_slots
@@ -27,14 +28,23 @@ def plan(request: Mapping[str, Any] | PlanRequest) -> Plan:
     `CannotUnify` and `LayoutUnsupported` where the layers' pages cannot live together, `NotEnoughMemory`.
     """
     parsed = PlanRequest.parse(request)
-    layers = parsed.expand()
-    if parsed.align_hybrid:
-        layers = align_hybrid(layers)
+    asked = parsed.expand()
+    layers = align_hybrid(asked) if parsed.align_hybrid else asked
+    check_layouts(layers)
     grouping = group_layers(layers)
+    if parsed.align_hybrid:
+        grouping = _explained(grouping, asked)
     by_name = {layer.name: layer for layer in layers}
     check_sharing(grouping, by_name)
     num_blocks = _num_blocks(parsed, grouping)
     return _assemble(parsed, layers, grouping, num_blocks)
+
+
+def _explained(grouping: Grouping, asked: Sequence[Layer]) -> Grouping:
+    """The same grouping; decisions and reasons cover the alignment before it as well."""
+    before = {layer.name: layer.spec for layer in asked if layer.spec is not None}
+    decided = {name: with_alignment(before[name], chosen) for name, chosen in grouping.decided.items()}
+    return replace(grouping, decided=decided)
 
 
 def _num_blocks(request: PlanRequest, grouping: Grouping) -> int:
@@ -44,9 +54,8 @@ def _num_blocks(request: PlanRequest, grouping: Grouping) -> int:
         return _num_blocks_in(request.memory_bytes, grouping)
     assert request.num_blocks is not None  # the request's validator
     if request.num_blocks * grouping.bytes_per_block > MAX_BYTES:
-        raise SpecInvalid(
-            f"num_blocks {request.num_blocks} of {grouping.bytes_per_block} bytes pass 2^62 bytes; lower it"
-        )
+        detail = f"num_blocks {request.num_blocks} of {grouping.bytes_per_block} bytes pass 2^62 bytes; lower it"
+        raise SpecInvalid(detail, errors=[FieldError("/num_blocks", detail)])
     _check_override(request, grouping, request.num_blocks)
     return request.num_blocks
 

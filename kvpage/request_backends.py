@@ -1,0 +1,71 @@
+"""Backends as a plan request writes them: a registered name, or the layout written out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, StrictStr, Tag, model_validator
+
+from kvpage.backends import AttentionLayout, KernelBlockSizes, parse_extent
+from kvpage.specs import MAX_BYTES
+
+MAX_RANK = 8  # axes of a written-out layout or a state tensor
+MAX_AXIS_CHARS = 256
+
+Size = Annotated[StrictInt, Field(ge=1, le=MAX_BYTES)]
+Count = Annotated[StrictInt, Field(ge=0, le=MAX_BYTES)]
+
+
+def _json_type(value: object) -> str:
+    if isinstance(value, Mapping | BaseModel):
+        return "object"
+    return "string" if isinstance(value, str) else "number"
+
+
+class RequestModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+Axis = Annotated[
+    Annotated[Size, Tag("number")] | Annotated[StrictStr, Field(max_length=MAX_AXIS_CHARS), Tag("string")],
+    Discriminator(_json_type),
+]
+
+
+class WrittenBackend(RequestModel):
+    """A backend written out: logical shape by axis names, and its stride orders."""
+
+    shape: Annotated[tuple[Axis, ...], Field(min_length=2, max_length=MAX_RANK)]
+    stride_order: tuple[Count, ...] | None = None
+    layered_stride_order: tuple[Count, ...] | None = None
+
+    @model_validator(mode="after")
+    def _layout_is_valid(self) -> Self:
+        self.layout()
+        return self
+
+    def layout(self) -> AttentionLayout:
+        extents = tuple(parse_extent(axis) for axis in self.shape)
+        return AttentionLayout(extents, self.stride_order, self.layered_stride_order)
+
+
+class KernelMultiple(RequestModel):
+    """Every multiple of so many tokens is a block that the kernels accept."""
+
+    multiple_of: Size
+
+
+KernelBlockSize = Annotated[
+    Annotated[Size, Tag("number")] | Annotated[KernelMultiple, Tag("object")], Discriminator(_json_type)
+]
+AnyBackend = Annotated[
+    Annotated[StrictStr, Tag("string")] | Annotated[WrittenBackend, Tag("object")], Discriminator(_json_type)
+]
+
+
+def kernel_block_sizes(sizes: tuple[int | KernelMultiple, ...]) -> KernelBlockSizes:
+    return KernelBlockSizes(
+        listed=tuple(size for size in sizes if isinstance(size, int)),
+        multiple_of=next((size.multiple_of for size in sizes if isinstance(size, KernelMultiple)), None),
+    )
