@@ -41,6 +41,5 @@ def print_table(title: str, timings: Sequence[Timing], *, floor: str) -> None:
     print(f"{title}  (n = {len(base.runs_s)}, ratio to: {floor})")
     for timing in timings:
         p50, p99 = timing.median_s * 1e6, timing.percentile_s(99) * 1e6
-        print(
-            f"  {timing.name:<40} p50 {p50:>10,.1f} µs   p99 {p99:>10,.1f} µs   ratio {timing.median_s / base.median_s:6.2f}"
-        )
+        ratio = timing.median_s / base.median_s
+        print(f"  {timing.name:<40} p50 {p50:>10,.1f} µs   p99 {p99:>10,.1f} µs   ratio {ratio:6.2f}")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from measure import print_table, take_turns
-
 import kvpage
+from measure import print_table, take_turns
 
 
 def request(num_layers: int) -> dict[str, Any]:
@@ -28,18 +27,22 @@ def request(num_layers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    for num_layers in (53, 530):
-        wanted = request(num_layers)
-        body = json.dumps(wanted)
-        timings = take_turns(
-            {
-                "json.loads + json.dumps": lambda body=body: json.dumps(json.loads(body)),
-                "kvpage.plan": lambda wanted=wanted: kvpage.plan(wanted),
-                "kvpage.plan, loads and to_json": lambda body=body: kvpage.plan(json.loads(body)).to_json(),
-            },
-            rounds=60 if num_layers < 100 else 25,
-        )
-        print_table(f"planning {num_layers} layers", timings, floor="json.loads + json.dumps")
+    measure(53, rounds=60)
+    measure(530, rounds=25)
+
+
+def measure(num_layers: int, *, rounds: int) -> None:
+    wanted = request(num_layers)
+    body = json.dumps(wanted)
+    timings = take_turns(
+        {
+            "json.loads + json.dumps": lambda: json.dumps(json.loads(body)),
+            "kvpage.plan": lambda: kvpage.plan(wanted),
+            "kvpage.plan, loads and to_json": lambda: kvpage.plan(json.loads(body)).to_json(),
+        },
+        rounds=rounds,
+    )
+    print_table(f"planning {num_layers} layers", timings, floor="json.loads + json.dumps")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,16 @@ from typing import Self
 
 from kvpage.client.attachment import Attachment
 from kvpage.client.views import PlannedViews, Wrap, wrap_host
-from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, PoolNotFound, ProtocolError, StaleHandle, WorkerLost, shorten
+from kvpage.errors import (
+    Conflict,
+    DeviceUnavailable,
+    KvpageError,
+    PoolNotFound,
+    ProtocolError,
+    StaleHandle,
+    WorkerLost,
+    shorten,
+)
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.host import HostMemory
 from kvpage.plans import Plan

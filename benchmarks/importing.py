@@ -1,0 +1,59 @@
+"""What `import kvpage` costs beside an empty interpreter, and the memory of the two server processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import kvpage
+from measure import print_table, take_turns
+
+
+def main() -> None:
+    timings = take_turns(
+        {
+            "python -c pass": lambda: _python("pass"),
+            "import kvpage": lambda: _python("import kvpage"),
+            "import kvpage; kvpage.plan": lambda: _python("import kvpage; kvpage.plan"),
+        },
+        rounds=20,
+    )
+    print_table("starting", timings, floor="python -c pass")
+    _print_memory()
+
+
+def _python(code: str) -> None:
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _print_memory() -> None:
+    """Resident memory of an idle API process and its worker."""
+    with tempfile.TemporaryDirectory(prefix="kvpage-bench-") as folder:
+        ready, told = os.pipe()
+        command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", folder, "--ready-fd", str(told)]
+        server = subprocess.Popen(command, pass_fds=[told], stderr=subprocess.DEVNULL)
+        os.close(told)
+        os.read(ready, 1)
+        os.close(ready)
+        with kvpage.Client(run_dir=folder) as client:
+            [device] = client.devices()
+        print("resident memory of idle processes")
+        print(f"  {'API process':<40} {_resident_mib(server.pid):6.1f} MiB")
+        if device.worker_pid is not None:
+            print(f"  {'device worker':<40} {_resident_mib(device.worker_pid):6.1f} MiB")
+        server.terminate()
+        server.wait()
+
+
+def _resident_mib(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The command line, as programs of their own: what is printed, where, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import kvpage
+from support.api_service import ApiService
+from support.plan_requests import small_request
+
+COMMAND = [sys.executable, "-c", "from kvpage.cli import main; main()"]
+
+
+def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"COLUMNS": "160"} | environment,
+    )
+
+
+@pytest.fixture
+def request_file(tmp_path: Path) -> str:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(small_request()))
+    return str(path)
+
+
+def test_plan_prints_a_row_for_like_layers_and_the_totals(request_file: str) -> None:
+    done = run("plan", request_file)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if "…" in line}
+    assert set(rows) == {"target.0", "draft.0"}
+    assert "pad" in rows["draft.0"].split()
+    assert "12,288" in rows["draft.0"]
+    assert "4,096 (33.3%)" in rows["draft.0"]
+    plan = kvpage.plan(small_request())
+    assert plan.plan_id in done.stdout
+    assert f"{plan.num_blocks} of {plan.bytes_per_block:,} bytes" in done.stdout
+
+
+def test_reasons_are_printed_whole_however_narrow_the_terminal(request_file: str) -> None:
+    reason = kvpage.plan(small_request()).layers["draft.0"].reason
+    narrow = run("plan", request_file, COLUMNS="60")
+    assert f"draft.0 … draft.4: {reason}" in narrow.stdout
+
+
+def test_all_prints_every_layer(request_file: str) -> None:
+    done = run("plan", request_file, "--all")
+    assert sum(line.split()[:1] in ([f"target.{i}"] for i in range(10)) for line in done.stdout.splitlines()) == 10
+
+
+def test_json_is_the_plan(request_file: str) -> None:
+    done = run("plan", request_file, "--json")
+    assert kvpage.Plan.from_json(done.stdout.encode()) == kvpage.plan(small_request())
+
+
+@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump], ids=["JSON", "YAML"])
+def test_standard_input_may_be_json_or_yaml(write: object) -> None:
+    assert callable(write)
+    done = run("plan", "-", "--json", stdin=write(small_request()))
+    assert kvpage.Plan.from_json(done.stdout.encode()) == kvpage.plan(small_request())
+
+
+def test_a_person_may_leave_the_strategy_out() -> None:
+    request = small_request()
+    del request["strategy"]
+    done = run("plan", "-", "--json", stdin=json.dumps(request))
+    assert kvpage.Plan.from_json(done.stdout.encode()).strategy == "unify"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "status"),
+    [
+        ("", "spec-invalid", 2),
+        ("[1, 2]", "spec-invalid", 2),
+        ('{"layers": 5}', "spec-invalid", 2),
+        ('{"layers": [], "layers": []}', "json-invalid", 2),
+        ("layers: &a []\nother: *a", "json-invalid", 2),
+        ("layers: []\nlayers: []", "json-invalid", 2),
+        ("a: [", "json-invalid", 2),
+        ("{" * 40, "json-invalid", 2),
+        ("- " * 5000 + "x", "json-invalid", 2),
+        ("x: \x00", "json-invalid", 2),
+        ("layers: 2020-99-99", "json-invalid", 2),
+        (json.dumps(small_request(strategy="nested")), "not-supported", 2),
+        (json.dumps(small_request(memory_bytes=1)), "not-enough-memory", 1),
+        ("x" * (5 << 20), "too-large", 2),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else None,
+)
+def test_bad_input_is_one_clear_error(text: str, code: str, status: int) -> None:
+    done = run("plan", "-", stdin=text)
+    assert done.returncode == status
+    assert done.stderr.startswith(f"error {code}: ")
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_file_that_is_not_there() -> None:
+    done = run("plan", "no-such-file.json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no-such-file.json" in done.stderr
+
+
+def test_a_reader_that_stops_reading_is_no_error(request_file: str) -> None:
+    program = subprocess.Popen(
+        [*COMMAND, "plan", request_file, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None
+    program.stdout.close()
+    assert program.stderr is not None
+    assert b"Traceback" not in program.stderr.read()
+    program.stderr.close()
+    program.wait(60)
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout == f"kvpage {kvpage.__version__}\n"
+    assert "pools" in run("--help").stdout
+    assert "--run-dir" in run("serve", "--help").stdout
+    assert "--device" in run("worker", "--help").stdout
+
+
+@pytest.fixture
+def service(run_dir: Path) -> Iterator[ApiService]:
+    with ApiService(run_dir) as service:
+        yield service
+
+
+def test_a_pool_from_its_creation_to_its_end(service: ApiService, request_file: str) -> None:
+    where = ("--run-dir", str(service.run_directory.path))
+    created = run("pools", "create", request_file, "--name", "mimo", "--json", *where)
+    assert created.returncode == 0, created.stderr
+    assert json.loads(created.stdout)["state"] == "ready"
+    with kvpage.attach("mimo", run_dir=where[1], client_name="the engine"):
+        shown = run("pools", "show", "mimo", *where)
+        assert "held by    the engine" in shown.stdout
+        refused = run("pools", "delete", "mimo", *where)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("error conflict: ")
+        assert "the engine" in refused.stderr
+    listed = run("pools", "list", "--json", *where)
+    assert [pool["name"] for pool in json.loads(listed.stdout)] == ["mimo"]
+    assert run("pools", "delete", "mimo", *where).returncode == 0
+    gone = run("pools", "show", "mimo", *where)
+    assert gone.returncode == 1
+    assert gone.stderr.startswith("error pool-not-found: ")
+
+
+def test_without_a_service_the_error_says_how_to_start_one(run_dir: Path) -> None:
+    done = run("pools", "list", "--run-dir", str(run_dir))
+    assert done.returncode == 1
+    assert "kvpage serve" in done.stderr

@@ -1,0 +1,60 @@
+"""The demo runs, and its checks fire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import kvpage
+from cli.test_commands import run
+from kvpage.cli.demo_models import hybrid, target_and_draft
+from kvpage.cli.demo_pattern import UNTOUCHED, check_pool, owned_blocks, write_pool
+from support.api_service import ApiService
+
+
+def test_the_demo_plans_shares_and_checks_two_models() -> None:
+    done = run("demo", "--memory", "96MiB")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": equal") == 2
+    assert "all values right" in done.stdout
+
+
+@pytest.fixture(params=[target_and_draft, hybrid], ids=["3:2", "hybrid"])
+def pool(request: pytest.FixtureRequest, no_leaks: None, run_dir: Path) -> Iterator[kvpage.Attachment]:
+    with ApiService(run_dir) as service, service.client() as client:
+        client.create_pool(request.param(80 << 20), name="demo")
+        with kvpage.attach("demo", run_dir=str(run_dir)) as kv:
+            write_pool(kv)
+            yield kv
+
+
+def test_every_byte_is_counted_once(pool: kvpage.Attachment) -> None:
+    counts = check_pool(pool)
+    data_bytes = sum(
+        len(owned_blocks(pool.plan, layer.group or 0)) * layer.real_page_size_bytes
+        for layer in pool.plan.layers.values()
+    )
+    assert data_bytes + counts.untouched_bytes == pool.plan.buffer_size_bytes
+    assert counts.values > 0
+
+
+def test_one_wrong_byte_is_found_wherever_it_is(pool: kvpage.Attachment) -> None:
+    generator = torch.Generator().manual_seed(7)
+    for position in torch.randint(pool.plan.buffer_size_bytes, (12,), generator=generator).tolist():
+        before = int(pool.buffer[position])
+        pool.buffer[position] = before ^ 0x40
+        with pytest.raises(ValueError, match=r"does not hold|was written to"):
+            check_pool(pool)
+        pool.buffer[position] = before
+    check_pool(pool)
+
+
+def test_the_null_block_belongs_to_nobody(pool: kvpage.Attachment) -> None:
+    groups = range(len(pool.plan.groups))
+    owned = [block for group in groups for block in owned_blocks(pool.plan, group)]
+    assert sorted(owned) == list(range(1, pool.plan.num_blocks))
+    first = pool.plan.layers[pool.plan.groups[0].layers[0]]
+    assert bool((pool.buffer[: first.page_size_bytes] == UNTOUCHED).all())

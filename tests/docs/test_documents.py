@@ -1,0 +1,96 @@
+"""What the documents say is true: Python runs, JSON plans, numbers and pictures are those of the planner."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvpage
+from support.checkout import ROOT
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return [text for kind, text in FENCE.findall((ROOT / document).read_text()) if kind == language]
+
+
+def test_the_layout_guide_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    code = "\n".join(blocks("docs/layout.md", "python"))
+    assert code.count("assert ") >= 8
+    exec(compile(code, "docs/layout.md", "exec"), {})
+
+
+def test_the_requests_in_the_layout_guide_are_valid() -> None:
+    request, backend = map(json.loads, blocks("docs/layout.md", "json"))
+    plan = kvpage.plan(request)
+    assert plan == kvpage.plan(json.loads((ROOT / "examples/mimo.json").read_text()))
+    layer = request["layers"][0] | {"backend": backend}
+    assert kvpage.plan(request | {"layers": [layer]}).num_blocks
+
+
+def readme_table() -> dict[str, list[str]]:
+    """Cells by the first word of the row, of the table in the example."""
+    rows = re.findall(r"^\| (\w+\.0) … \S+ \| (\w+) \| (\d+) \| ([\d,]+) \| (.+?) \|$", readme(), re.MULTILINE)
+    return {name: cells for name, *cells in rows}
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text()
+
+
+def test_the_table_in_the_readme_is_the_plan() -> None:
+    plan = kvpage.plan(json.loads((ROOT / "examples/mimo.json").read_text()))
+    table = readme_table()
+    assert set(table) == {"target.0", "draft.0"}
+    for name, cells in table.items():
+        layer = plan.layers[name]
+        padding = layer.page_size_bytes - layer.real_page_size_bytes
+        share = f" ({padding / layer.page_size_bytes:.1%})" if padding else ""
+        expected = [layer.decision, str(layer.block_size), f"{layer.page_size_bytes:,}", f"{padding:,}{share}"]
+        assert cells == expected, name
+    view = plan.layers["draft.0"].tensors[0]
+    text = readme()
+    assert f"has {plan.num_blocks} blocks of {plan.bytes_per_block:,} bytes" in text
+    assert f"shape {view.shape} with strides {view.strides_bytes} bytes" in text
+
+
+def test_the_picture_is_drawn_from_the_plan() -> None:
+    assert _script("draw_pages").draw() == (ROOT / "docs/pages.svg").read_text(), "run python scripts/draw_pages.py"
+
+
+def _script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("document", sorted(path.relative_to(ROOT) for path in ROOT.glob("docs/**/*.md")), ids=str)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    check_links(ROOT / document)
+
+
+def test_links_in_the_readme_lead_somewhere() -> None:
+    check_links(ROOT / "README.md")
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[here](page.md) and [there](nowhere.md)")
+    with pytest.raises(AssertionError, match="nowhere"):
+        check_links(page)
+
+
+def check_links(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,49 @@
+"""The examples run as they stand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import kvpage
+from support.api_service import ApiService
+from support.checkout import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run_example(name: str, run_dir: Path | None = None) -> str:
+    environment = os.environ | ({"KVPAGE_RUN_DIR": str(run_dir)} if run_dir else {})
+    command = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_planning_in_the_library() -> None:
+    printed = run_example("plan.py")
+    assert "draft.0: pad, page of 98304 bytes" in printed
+    assert "cannot-unify-page-size: {'layer': 'draft.0', 'page_size_bytes': 65536" in printed
+
+
+def test_a_scheduler_makes_a_pool_and_an_engine_writes_to_it(run_dir: Path) -> None:
+    with ApiService(run_dir):
+        first, second = run_example("scheduler.py", run_dir), run_example("scheduler.py", run_dir)
+        assert first == second
+        assert "block stride 98304 bytes" in run_example("engine.py", run_dir)
+        with kvpage.attach("mimo", run_dir=str(run_dir)) as kv:
+            cache = kv.tensor("draft.1")
+            assert bool((cache[3, 0, 4] == 1).all())
+            assert bool((cache[3, 1, 4] == 2).all())
+            assert int((cache != 0).sum()) == 2 * 8 * 128
+
+
+def test_every_example_is_listed_and_run() -> None:
+    scripts = {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
+    listed = (EXAMPLES / "README.md").read_text()
+    assert [name for name in sorted(scripts) if f"`{name}`" not in listed] == []
+    tested = Path(__file__).read_text() + (ROOT / "docs/layout.md").read_text()  # whose code is run too
+    assert [name for name in sorted(scripts) if name not in tested] == []
