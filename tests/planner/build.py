@@ -1,4 +1,4 @@
-"""Short ways to write plan requests in tests."""
+"""Short ways to write plan requests in tests. Values are not typed: many tests pass wrong ones, or unpack them."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def dense(shape: list[Any]) -> Json:
     return {"shape": shape}
 
 
-def full(name: str = "full", heads: int = 8, size: int = 128, dtype: str = "bfloat16", **more: Any) -> Json:
+def full(name: Any = "full", heads: Any = 8, size: Any = 128, dtype: Any = "bfloat16", **more: Any) -> Json:
     layer: Json = {"name": name, "kind": "full_attention", "block_size": 16, "num_kv_heads": heads, "head_size": size}
     return layer | {"dtype": dtype, "backend": pads(ROW_SHAPE)} | more
 
 
-def sliding(name: str = "sliding", window: int = 1024, **more: Any) -> Json:
+def sliding(name: str = "sliding", window: Any = 1024, **more: Any) -> Json:
     return full(name, **more) | {"kind": "sliding_window", "sliding_window": window}
 
 
-def chunked(name: str = "chunked", chunk: int = 8192, **more: Any) -> Json:
+def chunked(name: str = "chunked", chunk: Any = 8192, **more: Any) -> Json:
     return full(name, **more) | {"kind": "chunked_local_attention", "attention_chunk_size": chunk}
 
 
-def mla(name: str = "mla", size: int = 576, dtype: str = "bfloat16", **more: Any) -> Json:
+def mla(name: str = "mla", size: Any = 576, dtype: Any = "bfloat16", **more: Any) -> Json:
     layer: Json = {"name": name, "kind": "mla_attention", "block_size": 16, "head_size": size, "dtype": dtype}
     return layer | {"backend": pads(MLA_SHAPE)} | more
 
 
-def state(name: str, shapes: list[list[int]], dtypes: list[str], **more: Any) -> Json:
+def state(name: str, shapes: Any, dtypes: Any, **more: Any) -> Json:
     return {"name": name, "kind": "mamba", "block_size": 16, "shapes": shapes, "dtypes": dtypes} | more
 
 

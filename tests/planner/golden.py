@@ -1,11 +1,11 @@
 """The recorded figures of vLLM 0.24.0 in tests/data, made into plan requests and the facts their plans must show.
 
-`golden_unify.json`: one object per case. `runs` is `[count, layer]`, a layer being the list of its fields in the order of
-`ATTENTION_FIELDS` or `STATE_FIELDS`; layer `i` of run `f` is called `f<f>.<i>`. `pages`: page bytes per run before
-unification. `unify`: `[block_size, page_size_bytes, page_size_padded]` per run after it, or `unify_error` names the layer
-that can be neither scaled nor padded (vLLM was asked to unify every case, also those whose plan does without). `plan`:
-`groups` as `[block_size, page_size_bytes, [[run, start, stop, step], ...]]`, `buffers` as `[count, size_bytes]`; buffer `i` is
-shared by the `i`-th layer of every group.
+`golden_unify.json`: one object per case. `runs` is `[count, layer]`, a layer being the list of its fields in the order
+of `ATTENTION_FIELDS` or `STATE_FIELDS`; layer `i` of run `f` is called `f<f>.<i>`. `pages`: page bytes per run before
+unification. `unify`: `[block_size, page_size_bytes, page_size_padded]` per run after it, or `unify_error` names the
+layer that can be neither scaled nor padded (vLLM was asked to unify every case, also those whose plan does without).
+`plan`: `groups` `[block_size, page_size_bytes, [[run, start, stop, step], ...]]`, `buffers` as `[count, size_bytes]`;
+buffer `i` is shared by the `i`-th layer of every group.
 
 `golden_views.json`: one list per case, columns `VIEW_FIELDS`; strides and offset in elements of `dtype`.
 """
@@ -22,7 +22,17 @@ DATA = Path(__file__).resolve().parent.parent / "data"
 ATTENTION_FIELDS = ("kind", "block_size", "num_kv_heads", "head_size", "head_size_v", "dtype", "reads_stride", "window")
 STATE_FIELDS = ("kind", "block_size", "shapes", "dtypes", "page_size_padded")
 VIEW_FIELDS = (
-    *("id", "backend", "kv_cache_layout", "num_blocks", "block_size", "num_kv_heads", "head_size", "head_size_v", "dtype"),
+    *(
+        "id",
+        "backend",
+        "kv_cache_layout",
+        "num_blocks",
+        "block_size",
+        "num_kv_heads",
+        "head_size",
+        "head_size_v",
+        "dtype",
+    ),
     *("kv_quant", "page_size_padded", "page_size_bytes", "shape", "stride_order", "strides", "block1_offset"),
 )
 
@@ -46,7 +56,7 @@ class PlanCase:
 
 @dataclass(frozen=True, slots=True)
 class ViewCase:
-    """A request of one layer and the view it must get; `facts["strides"]` is `"padding_unsupported"` where none is right."""
+    """A request of one layer and the view it must get; `strides` of the facts says `padding_unsupported` if none."""
 
     id: str
     request: Json
@@ -83,7 +93,7 @@ def _plan_case(case: Json) -> PlanCase:
         layers += [{"name": name, **_layer(fields)} for name in names]
     request = {"layers": layers, "strategy": "unify"}
     request |= {key: case[key] for key in ("memory_bytes", "max_model_len", "max_num_batched_tokens")}
-    facts = {key: case[key] for key in ("pages", "unify", "unify_error", "plan_error") if key in case}
+    facts: Json = {key: case[key] for key in ("pages", "unify", "unify_error", "plan_error") if key in case}
     if "plan" in case:
         facts["plan"] = _expand_plan(case["plan"], runs)
     return PlanCase(case["id"], request, runs, facts)

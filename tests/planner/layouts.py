@@ -9,8 +9,15 @@ from typing import Any
 
 Json = dict[str, Any]
 
-BACKENDS: Json = json.loads((Path(__file__).resolve().parent.parent / "data" / "backends.json").read_text())["backends"]
-STATE_LAYOUT: Json = {"shape": ["num_blocks"], "order": [0], "reads_stride": False, "blocks_outermost": True, "kernel_block_sizes": []}
+DATA = Path(__file__).resolve().parent.parent / "data"
+BACKENDS: Json = json.loads((DATA / "backends.json").read_text())["backends"]
+STATE_LAYOUT: Json = {
+    "shape": ["num_blocks"],
+    "order": [0],
+    "reads_stride": False,
+    "blocks_outermost": True,
+    "kernel_block_sizes": [],
+}
 
 
 def resolve(layer: Json, kv_cache_layout: str) -> Json:
@@ -41,7 +48,7 @@ def pick(value: Any, kv_cache_layout: str) -> Any:
 
 
 def kernel_blocks_per_block(layer: Json) -> int:
-    """1 when the kernels accept the block size, else so many blocks of the largest listed size that divides it; 0: there is none."""
+    """1 when the kernels accept the block size, else how many of the largest listed size that divides it; 0 if none."""
     sizes = layer["layout"]["kernel_block_sizes"]
     listed = [size for size in sizes if isinstance(size, int)]
     multiples = [size["multiple_of"] for size in sizes if isinstance(size, dict)]
@@ -86,7 +93,7 @@ def concrete(layer: Json) -> Any:
 
 
 def planes(layer: Json) -> int:
-    """How many pieces a block lies in (all of them equal, as the pages are): the axes outside the block axis in memory."""
+    """How many pieces of equal size a block lies in: the extents of the axes outside the block axis in memory."""
     if layer["kind"] == "mamba":
         return 1
     symbols, sizes = layer["layout"]["shape"], extents(kernel_view_of(layer), 1)

@@ -1,7 +1,8 @@
 """A second opinion on the unify rule: the same answers as `kvpage.plan`, reached another way.
 
-Plain dicts, no class, nothing imported from kvpage, no thought of speed. Written from the rule's description (vLLM 0.24.0 with
-its known faults put right), not from the planner. `answer(request)` gives either `{"refused": <why>, ...}` or the facts of the plan.
+Plain dicts, no class, nothing imported from kvpage, no thought of speed. Written from the rule's description, vLLM 0.24.0
+with its known faults put right, and not from the planner. `answer(request)` gives either `{"refused": <why>, ...}` or
+the facts of the plan.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ from collections.abc import Iterable
 from typing import Any
 
 from planner import layouts
+from planner.one_layer import (
+    RefusedError,
+    ceil_div,
+    check_alone,
+    check_gap,
+    data_bytes,
+    expand,
+    is_state,
+    most_blocks,
+    page_bytes,
+    page_multiple,
+    state_starts,
+    unpadded_page,
+)
 
 Json = dict[str, Any]
 
-ITEM_SIZE_BYTES = {
-    **{"float32": 4, "bfloat16": 2, "float16": 2},
-    **{"float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1},
-}
 NULL_BLOCKS = 1  # block 0 is never handed out
-
-
-class RefusedError(Exception):
-    """The request has no plan; `facts` say why."""
-
-    def __init__(self, **facts: Any) -> None:
-        super().__init__(facts)
-        self.facts = facts
 
 
 def answer(request: Json) -> Json:
@@ -42,9 +45,11 @@ def _plan(request: Json) -> Json:
     aligns = request.get("align_hybrid", False) and {is_state(layer) for layer in layers} == {True, False}
     for layer in layers:
         check_alone(layer, aligns)
+    before = [dict(layer) for layer in layers]
     if aligns:
         align(layers)
-    before = [dict(layer) for layer in layers]
+    for layer in layers:
+        check_alone(layer, aligns=False)
     groups, width, page_sum = arrange(layers)
     plan = blocks_and_bytes(request, groups, width, page_sum)
     place(plan, groups, page_sum is not None)
@@ -58,115 +63,7 @@ def _plan(request: Json) -> Json:
     return plan
 
 
-# --- one layer ---------------------------------------------------------------------------------------------------------
-
-
-def expand(request: Json) -> list[Json]:
-    """Every layer as a dict of its own with all fields present."""
-    layers = []
-    for entry in request["layers"]:
-        for i in range(entry.get("count", 1)):
-            layer = {key: value for key, value in entry.items() if key != "count"}
-            if "count" in entry:
-                layer["name"] = entry["name"].replace("{i}", str(i))
-            layer.setdefault("head_size_v", layer.get("head_size"))
-            for key in ("page_size_padded", "kv_quant", "sliding_window", "attention_chunk_size", "page_alignment_bytes"):
-                layer.setdefault(key, None)
-            layer.setdefault("num_kv_heads", 1)
-            layer.setdefault("num_speculative_blocks", 0)
-            layer.setdefault("block_size", None)
-            layer["layout"] = layouts.resolve(layer, request.get("kv_cache_layout", "NHD"))
-            layers.append(layer)
-    return layers
-
-
-def is_state(layer: Json) -> bool:
-    return bool(layer["kind"] == "mamba")
-
-
-def row_bytes(layer: Json, elements: int) -> int:
-    """Bytes one head stores of one token's K or V of `elements` elements, scales included."""
-    if layer["kv_quant"] == "nvfp4":
-        return elements // 2 + elements // 16
-    if layer["kv_quant"] in ("int8_per_token_head", "fp8_per_token_head"):
-        return elements + 4
-    return elements * ITEM_SIZE_BYTES[layer["dtype"]]
-
-
-def data_bytes(layer: Json) -> int:
-    """Bytes the data of one block needs."""
-    if is_state(layer):
-        return sum(state_bytes(layer))
-    if layer["kind"] == "mla_attention":
-        return int(layer["block_size"] * row_bytes(layer, layer["head_size"]))
-    width_v = layer["head_size"] if layer["kind"] == "chunked_local_attention" else layer["head_size_v"]
-    both = row_bytes(layer, layer["head_size"]) + row_bytes(layer, width_v)
-    return int(layer["block_size"] * layer["num_kv_heads"] * both)
-
-
-def state_bytes(layer: Json) -> list[int]:
-    return [
-        math.prod(shape) * ITEM_SIZE_BYTES[dtype] for shape, dtype in zip(layer["shapes"], layer["dtypes"], strict=True)
-    ]
-
-
-def unpadded_page(layer: Json) -> int:
-    """The data, and what is missing to a multiple that strides of the next block can be whole in."""
-    page = data_bytes(layer)
-    while page % page_multiple(layer):
-        page += 1
-    return page
-
-
-def page_bytes(layer: Json) -> int:
-    return int(layer["page_size_padded"] or unpadded_page(layer))
-
-
-def check_alone(layer: Json, aligns: bool) -> None:
-    """Faults that a layer has whatever its neighbours are; alignment (`aligns`) will find a block the kernels accept."""
-    page = page_bytes(layer)
-    if layer["page_size_padded"] is not None and (page < unpadded_page(layer) or page % page_multiple(layer)):
-        raise RefusedError(why="spec-invalid", layer=layer["name"])
-    if is_state(layer) and any(start % item for start, item in state_starts(layer, 0)):
-        raise RefusedError(why="spec-invalid", layer=layer["name"])
-    if page > data_bytes(layer):
-        check_gap(layer)
-    if layouts.kernel_blocks_per_block(layer) == 0 and not aligns:
-        raise RefusedError(why="layout-unsupported", layer=layer["name"])
-
-
-def page_multiple(layer: Json) -> int:
-    """What a page must be a multiple of for strides to be whole: the items, and the layer's own alignment."""
-    items = [ITEM_SIZE_BYTES[dtype] for dtype in layer.get("dtypes", [layer.get("dtype")])]
-    return math.lcm(layer["page_alignment_bytes"] or 1, *items)
-
-
-def check_gap(layer: Json) -> None:
-    """A gap after each page: only where a page is one piece, and the kernels see it as one block."""
-    if not layer["layout"]["blocks_outermost"]:
-        raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=layouts.planes(layer) == 1)
-    if layouts.kernel_blocks_per_block(layer) > 1:
-        raise RefusedError(why="layout-unsupported", layer=layer["name"])
-
-
-def most_blocks(layer: Json, max_model_len: int, max_batched: int) -> int:
-    """Most blocks one request of `max_model_len` tokens holds in this layer at any moment."""
-    size, limit = layer["block_size"], max_model_len
-    if is_state(layer):
-        return int(1 + layer["num_speculative_blocks"])
-    if layer["kind"] == "sliding_window":
-        return ceil_div(min(layer["sliding_window"] - 1 + max_batched, limit), size) + 1
-    if layer["kind"] == "chunked_local_attention":
-        return ceil_div(min(layer["attention_chunk_size"] + max_batched, limit), size)
-    return ceil_div(limit, size)
-
-
-def ceil_div(value: int, step: int) -> int:
-    whole, rest = divmod(value, step)
-    return whole + 1 if rest else whole
-
-
-# --- hybrid alignment --------------------------------------------------------------------------------------------------
+# --- hybrid alignment -----------------------------------------------------------------------------
 
 
 def align(layers: list[Json]) -> None:
@@ -193,10 +90,11 @@ def align(layers: list[Json]) -> None:
 
 
 def smallest_kernel_block(layer: Json) -> int:
-    return min([b["multiple_of"] if isinstance(b, dict) else b for b in layer["layout"]["kernel_block_sizes"]] or [1])
+    sizes = layer["layout"]["kernel_block_sizes"]
+    return min([int(size["multiple_of"] if isinstance(size, dict) else size) for size in sizes] or [1])
 
 
-# --- groups ------------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 def arrange(layers: list[Json]) -> tuple[list[list[Json]], int, int | None]:
@@ -313,7 +211,7 @@ def split(of_equal_spec: list[list[Json]]) -> list[list[Json]]:
     return groups
 
 
-# --- blocks, bytes, places ---------------------------------------------------------------------------------------------
+# --- blocks, bytes, places ------------------------------------------------------------------------
 
 
 def blocks_and_bytes(request: Json, groups: list[list[Json]], width: int, page_sum: int | None) -> Json:
@@ -348,7 +246,7 @@ def check_memory(request: Json, plan: Json) -> None:
         raise RefusedError(why="not-enough-memory")
     blocks = sum(plan["blocks"])
     if "num_blocks" in request and plan["num_blocks"] < blocks + NULL_BLOCKS:
-        raise RefusedError(why="not-enough-memory", arguable=plan["num_blocks"] == blocks)
+        raise RefusedError(why="not-enough-memory")
 
 
 def place(plan: Json, groups: list[list[Json]], own_buffers: bool) -> None:
@@ -378,19 +276,8 @@ def check_layouts(groups: list[list[Json]], own_buffers: bool, offsets: dict[str
         check_sharing(groups)
 
 
-def state_starts(layer: Json, offset: int) -> list[tuple[int, int]]:
-    """Where each tensor of the layer starts, and its item size."""
-    if not is_state(layer):
-        return [(offset, ITEM_SIZE_BYTES[layer["dtype"]])]
-    starts = []
-    for size, dtype in zip(state_bytes(layer), layer["dtypes"], strict=True):
-        starts.append((offset, ITEM_SIZE_BYTES[dtype]))
-        offset += size
-    return starts
-
-
 def check_sharing(groups: list[list[Json]]) -> None:
-    """Layers that share memory must cut it into the same blocks. Whether equal blocks of unlike layouts may share is arguable."""
+    """Layers that share memory must cut it into equal blocks; that those of unlike layouts may share is arguable."""
     for first, second in ((a, b) for a in groups for b in groups if a is not b):
         for one, two in zip(first, second, strict=False):
             scattered = not (one["layout"]["blocks_outermost"] and two["layout"]["blocks_outermost"])
@@ -400,9 +287,9 @@ def check_sharing(groups: list[list[Json]]) -> None:
 
 
 def outcome(layer: Json, before: Json) -> Json:
-    """What became of one layer; `before` is the layer as requested, or as hybrid alignment left it."""
+    """What became of one layer; `before` is the layer as requested."""
     scaled = layer["block_size"] != before["block_size"]
-    padded = layer["page_size_padded"] != before["page_size_padded"]
+    padded = page_bytes(layer) != page_bytes(before)
     if scaled:
         decision = "scale" if layer["page_size_padded"] is None else "scale_pad"
     else:

@@ -1,7 +1,8 @@
-"""Random plan requests, wider than the recorded ones: every kind, registered and written-out backends, user padding, row alignment,
-quantised rows, states that divide the largest page, windows on full layers, hybrid alignment, interleaved layers.
+"""Random plan requests, wider than the recorded ones.
 
-Everything is drawn from the `random.Random` passed in, so a seed names a request (and hypothesis can shrink one).
+Every kind, registered and written-out backends, padding by the user, row alignment, quantised rows, states that divide
+the largest page, windows on full layers, hybrid alignment, interleaved layers. Everything is drawn from the
+`random.Random` passed in, so a seed names a request (and hypothesis can shrink one).
 """
 
 from __future__ import annotations
@@ -9,14 +10,26 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from planner.oracle import ITEM_SIZE_BYTES, data_bytes, expand
+from planner.one_layer import ITEM_SIZE_BYTES, data_bytes, expand
 
 Json = dict[str, Any]
 
 FLOATS = ("bfloat16", "float16", "float32", "float8_e4m3fn")
-KINDS = ("full_attention",) * 4 + ("sliding_window",) * 3 + ("chunked_local_attention", "mla_attention", "mla_attention")
-KINDS += ("mamba",) * 3 + ("encoder_only_attention",)
-SAME_WIDTH_BACKENDS = ("flash_attn", "triton_attn", "flex_attention", "flashinfer", "rocm_attn", "rocm_aiter_unified_attn")
+KINDS = (
+    *(("full_attention",) * 4),
+    *(("sliding_window",) * 3),
+    *(("mla_attention",) * 2),
+    *(("mamba",) * 3),
+    *("chunked_local_attention", "encoder_only_attention"),
+)
+SAME_WIDTH_BACKENDS = (
+    "flash_attn",
+    "triton_attn",
+    "flex_attention",
+    "flashinfer",
+    "rocm_attn",
+    "rocm_aiter_unified_attn",
+)
 TWO_WIDTH_BACKENDS = ("flash_attn_diffkv", "triton_attn_diffkv", "cpu_attn")
 MLA_BACKENDS = ("triton_mla", "rocm_aiter_mla", "flashmla", "flashinfer_mla", "cutlass_mla", "flash_attn_mla")
 
@@ -78,7 +91,10 @@ def random_state(rng: random.Random, kind: str) -> Json:
     if rng.random() < 0.4:  # a power of two: often a divisor of the largest page
         shapes = [[1 << rng.randint(3, 8), 1 << rng.randint(3, 8)] for _ in range(rng.randint(1, 3))]
     else:
-        shapes = [[3, rng.choice((512, 2048, 8192))], [rng.choice((16, 32)), rng.choice((64, 128)), rng.choice((64, 128))]]
+        shapes = [
+            [3, rng.choice((512, 2048, 8192))],
+            [rng.choice((16, 32)), rng.choice((64, 128)), rng.choice((64, 128))],
+        ]
     dtypes = [rng.choice(("bfloat16", "float32", "float16")) for _ in shapes]
     layer: Json = {"shapes": shapes, "dtypes": dtypes}
     if rng.random() < 0.3:
@@ -96,7 +112,10 @@ def random_mla(rng: random.Random, kind: str) -> Json:
 
 
 def random_attention(rng: random.Random, kind: str) -> Json:
-    layer: Json = {"num_kv_heads": rng.choice((1, 2, 4, 5, 8, 16)), "head_size": rng.choice((64, 80, 96, 128, 192, 256))}
+    layer: Json = {
+        "num_kv_heads": rng.choice((1, 2, 4, 5, 8, 16)),
+        "head_size": rng.choice((64, 80, 96, 128, 192, 256)),
+    }
     layer["dtype"] = rng.choice(FLOATS)
     if rng.random() < 0.15:
         quantise(rng, layer)
@@ -163,7 +182,7 @@ def random_padding(rng: random.Random, layer: Json) -> int:
     return int(page + item * rng.choice((0, 1, 16, 512, page // item, 3 * page // item)))
 
 
-# --- small enough to list every byte -----------------------------------------------------------------------------------
+# --- small enough to list every byte --------------------------------------------------------------
 
 
 def small_request(rng: random.Random) -> Json:
@@ -186,9 +205,8 @@ def small_layer(rng: random.Random, name: str) -> Json:
         layer["head_size_v"] = rng.randint(1, 4)
         shape: list[str | int] = ["num_blocks", "block_size", "num_kv_heads", "head_size + head_size_v"]
     else:
-        shape = rng.choice(
-            (["num_blocks", 2, "block_size", "num_kv_heads", "head_size"], [2, "num_blocks", "block_size", "num_kv_heads", "head_size"])
-        )
+        shape = ["num_blocks", "block_size", "num_kv_heads", "head_size"]
+        shape.insert(rng.randint(0, 1), 2)
     order = list(range(len(shape)))
     if rng.random() < 0.3:
         rng.shuffle(order)
@@ -198,5 +216,3 @@ def small_layer(rng: random.Random, name: str) -> Json:
     if rng.random() < 0.2:
         layer["page_size_padded"] = random_padding(rng, {key: value for key, value in layer.items() if key != "count"})
     return layer
-
-

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from planner import golden
 
 import kvpage
 from kvpage.errors import CannotUnify, LayoutUnsupported
+from planner import golden
 
 PLANS = golden.plan_cases()
 VIEWS = golden.view_cases()

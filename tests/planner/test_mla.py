@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planner import build, comparison
 
 import kvpage
 from kvpage.errors import CannotUnify
+from planner import build, comparison
 
 # block size, head size, dtype, alignment, bytes of the rows, page
 ALIGNED = [
@@ -72,7 +72,9 @@ def test_an_aligned_page_is_scaled_when_the_scaled_page_aligns_to_the_largest() 
 
 def test_an_aligned_page_that_shrinks_when_scaled_is_padded_as_well() -> None:
     """Two pages of 1,728 bytes hold four rows of 584, which would align to 2,880: padded to 3,456."""
-    request = aligned_beside({"heads": 1, "size": 216, "block_size": 4}, size=584, block_size=2, page_alignment_bytes=576)
+    request = aligned_beside(
+        {"heads": 1, "size": 216, "block_size": 4}, size=584, block_size=2, page_alignment_bytes=576
+    )
     got = kvpage.plan(request).layers["mla"]
     assert (got.decision, got.block_size, got.page_size_bytes, got.page_size_padded) == ("scale_pad", 4, 3456, 3456)
     comparison.compare(request)
@@ -105,7 +107,7 @@ UNLIKE_MLA: list[tuple[dict[str, Any], dict[str, Any], int, tuple[int, int]]] = 
     ({"size": 576}, {"size": 576, "dtype": "float16"}, 36_864, (18_432, 18_432)),
     ({"size": 576}, {"size": 576, "page_alignment_bytes": 4096}, 38_912, (18_432, 20_480)),
     ({"size": 576}, {"size": 576, "page_size_padded": 18_464}, 36_896, (18_432, 18_464)),
-    # blocks of different size are never of one type: unified, after which the first two pairs are equal and share a group
+    # blocks of different size are never of one type: they are unified, and may then be equal and share a group
     ({"size": 576, "block_size": 32}, {"size": 576, "block_size": 64}, 2 * 73_728, (73_728, 73_728)),
     ({"size": 512, "block_size": 64}, {"size": 512, "block_size": 32}, 2 * 65_536, (65_536, 65_536)),
     ({"size": 576, "block_size": 32}, {"size": 512, "block_size": 64}, 65_536, (65_536, 65_536)),

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from planner import build, comparison
 
 import kvpage
 from kvpage.errors import SpecInvalid
+from planner import build, comparison
 
 DIFFKV, CPU, FLASH, TRITON, FLASHINFER = "flash_attn_diffkv", "cpu_attn", "flash_attn", "triton_attn", "flashinfer"
 
-# --- K and V of different width ------------------------------------------------------------------------------------------
+# --- K and V of different width -------------------------------------------------------------------
 
 # heads, K, V, dtype, block size -> page
 WIDTHS = [
@@ -66,7 +66,12 @@ def test_layers_whose_v_differs_are_not_merged() -> None:
 
 
 def test_naming_the_width_of_v_changes_nothing_when_it_is_that_of_k() -> None:
-    layers = [build.full("a"), build.full("b", head_size_v=128), build.sliding("c"), build.sliding("d", head_size_v=128)]
+    layers = [
+        build.full("a"),
+        build.full("b", head_size_v=128),
+        build.sliding("c"),
+        build.sliding("d", head_size_v=128),
+    ]
     assert [group.layers for group in kvpage.plan(build.request(*layers)).groups] == [("a", "b"), ("c", "d")]
     both = kvpage.plan(build.request(build.full("a"), build.full("b", head_size_v=128)))
     assert both.groups[0].page_size_bytes == 65_536  # one spec, not one type
@@ -88,7 +93,7 @@ def test_a_backend_for_one_width_refuses_two(backend: str) -> None:
     assert caught.value.errors[0].pointer.startswith("/layers/0")
 
 
-# --- quantised rows --------------------------------------------------------------------------------------------------------
+# --- quantised rows -------------------------------------------------------------------------------
 
 INT8 = {"kv_quant": "int8_per_token_head", "dtype": "int8", "backend": TRITON}
 FP8 = {"kv_quant": "fp8_per_token_head", "dtype": "float8_e4m3fn", "backend": TRITON}

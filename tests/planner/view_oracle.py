@@ -1,7 +1,7 @@
 """Views built by torch itself, and the rules of a plan proved by listing every byte.
 
-Nothing here computes a stride: torch does, by cutting pages out of a table of pages and permuting. `faults` is the slow twin of
-`Plan.check()`: it writes down which byte belongs to which block of which view and looks for collisions.
+Nothing here computes a stride: torch does, by cutting pages out of a table of pages and permuting. `faults` is the slow
+twin of `Plan.check()`: it writes down which byte belongs to which block of which view and looks for collisions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+
 from planner import layouts
-from planner.oracle import ITEM_SIZE_BYTES, is_state
+from planner.one_layer import ITEM_SIZE_BYTES, is_state
 
 Json = dict[str, Any]
 TORCH_DTYPES: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.float16, 4: torch.float32}
@@ -55,7 +56,7 @@ def cut_from_pages(physical: list[int], page: int, item: int) -> torch.Tensor:
     """A tensor whose first axis walks over whole pages and whose other axes fill the start of each."""
     row = meta(physical[1:], item)
     pages = meta([physical[0], page // item], item)
-    return pages[:, : row.numel()].unflatten(1, row.shape) if row.dim() else pages[:, 0]
+    return pages[:, : row.numel()].view(physical)  # torch refuses a view that would need a copy
 
 
 def describe(tensor: torch.Tensor, item: int, offset: int) -> Json:
@@ -66,7 +67,7 @@ def describe(tensor: torch.Tensor, item: int, offset: int) -> Json:
     }
 
 
-# --- every byte ----------------------------------------------------------------------------------------------------------
+# --- every byte -----------------------------------------------------------------------------------
 
 
 def element_addresses(view: Any) -> npt.NDArray[np.int64]:
@@ -99,7 +100,8 @@ def faults(plan: Any, block_axes: dict[str, int]) -> set[str]:
     if found & {"outside", "uneven"}:
         return found  # the table below has no room for it
     tables = [
-        (layer.group, owners(view, block_axes[layer.name], plan.num_blocks, plan.buffer_size_bytes)) for layer, view in views
+        (layer.group, owners(view, block_axes[layer.name], plan.num_blocks, plan.buffer_size_bytes))
+        for layer, view in views
     ]
     for i, (group, table) in enumerate(tables):
         for other_group, other in tables[:i]:
