@@ -1,7 +1,7 @@
 """A second opinion on the unify rule: the same answers as `kvpage.plan`, reached another way.
 
-Plain dicts, no class, nothing imported from kvpage, no thought of speed. Written from the rule's description, vLLM 0.24.0
-with its known faults put right, and not from the planner. `answer(request)` gives either `{"refused": <why>, ...}` or
+Plain dicts, no class, nothing imported from kvpage, no thought of speed. Written from the description of the rule, vLLM
+0.24.0 with its known faults put right, and not from the planner. `answer(request)` gives `{"refused": <why>, ...}` or
 the facts of the plan.
 """
 
