@@ -62,6 +62,7 @@ class WorkerClient:
         self._ids = itertools.count(1)
         self._ack: int | None = None
         self._epoch = ""
+        self._closing = False
         self._socket: socket.socket | None = _connect(self._path, timeout_s)
         _clients.add(self)
         try:
@@ -81,7 +82,7 @@ class WorkerClient:
 
     @property
     def closed(self) -> bool:
-        return self._socket is None
+        return self._closing or self._socket is None
 
     def fileno(self) -> int:
         """Of the socket. While no request is under way it becomes readable when the worker is gone; -1 when closed."""
@@ -95,9 +96,20 @@ class WorkerClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection and every hold it has. May be called twice."""
-        with self._lock:
-            self._drop()
+        """End the connection and every hold it has. May be called twice.
+
+        Never blocks, so finalisers may call it: a request under way in another thread ends with `WorkerLost`.
+        """
+        self._closing = True
+        sock = self._socket
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+        elif sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # whoever has the lock meets the end of the stream and closes
 
     def ask(self, body: messages.RequestBody, kind: type[_Body], fds: Sequence[int] = ()) -> _Body:
         """`request` for a reply of type `kind` without descriptors."""
@@ -115,20 +127,11 @@ class WorkerClient:
         """
         wait_s = body.timeout_s if isinstance(body, messages.WaitPool) else 0.0
         deadline = time.monotonic() + self.timeout_s + wait_s
-        with self._lock:
-            sock = self._open_socket()
-            request_id = next(self._ids)
-            payload = _encoded(messages.RequestFrame(id=request_id, ack=self._ack, body=body))
-            copies = _duplicates(fds)
-            try:
-                self._push_later()
-                self._outbox.push(payload, copies)
-                self._send(sock, deadline)
-                frame, received = self._receive_reply(sock, request_id, deadline)
-            except BaseException:
-                self._drop()
-                raise
-        self._flush_later()  # for those who found the lock taken
+        try:
+            with self._lock:
+                frame, received = self._exchange(body, fds, deadline)
+        finally:
+            self._do_left_over()
         if frame.error is not None:
             close_fds(received)
             raise frame.error.to_error()
@@ -141,34 +144,49 @@ class WorkerClient:
         Never blocks and never raises, so finalisers may call it from any thread.
         """
         self._later.append(body)
-        self._flush_later()
+        self._do_left_over()
 
-    def _flush_later(self) -> None:
-        # Whoever appends after the last look at the queue finds the lock free and comes here as well.
-        while self._later and self._lock.acquire(blocking=False):
+    def _do_left_over(self) -> None:
+        """What others could not do while the lock was taken. Whoever comes too late for this finds the lock free."""
+        while (self._later or (self._closing and self._socket)) and self._lock.acquire(blocking=False):
             try:
-                if not self._send_queued():
-                    return
+                if self._closing:
+                    self._drop()
+                self._send_queued()
             finally:
                 self._lock.release()
 
-    def _send_queued(self) -> bool:
+    def _send_queued(self) -> None:
         if self._socket is None:
             self._later.clear()
-            return False
+            return
         self._push_later()
-        try:
-            return self._outbox.flush(self._socket)
-        except OSError:  # the worker is gone, and with it what this message was about
-            return False
+        with contextlib.suppress(OSError):  # the worker is gone, and with it what the message was about
+            self._outbox.flush(self._socket)
 
     def _push_later(self) -> None:
         while self._later:
             frame = messages.RequestFrame(id=0, ack=self._ack, body=self._later.popleft())
             self._outbox.push(messages.encode(frame))
 
+    def _exchange(
+        self, body: messages.RequestBody, fds: Sequence[int], deadline: float
+    ) -> tuple[messages.ReplyFrame, list[int]]:
+        sock = self._open_socket()
+        request_id = next(self._ids)
+        payload = _encoded(messages.RequestFrame(id=request_id, ack=self._ack, body=body))
+        copies = _duplicates(fds)
+        try:
+            self._push_later()
+            self._outbox.push(payload, copies)
+            self._send(sock, deadline)
+            return self._receive_reply(sock, request_id, deadline)
+        except BaseException:
+            self._drop()
+            raise
+
     def _open_socket(self) -> socket.socket:
-        if self._socket is None:
+        if self._socket is None or self._closing:
             raise WorkerLost(f"the connection to {self._path} is closed; connect again")
         return self._socket
 

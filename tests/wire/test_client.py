@@ -305,6 +305,30 @@ def test_sending_later_to_a_worker_that_is_gone_raises_nothing(path: Path) -> No
     client.send_later(Detach(hold_id=1))
 
 
+def test_closing_never_waits_for_a_request_and_ends_it(path: Path) -> None:
+    asked, lost = threading.Event(), threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.receive()
+        asked.set()
+        until_hang_up(peer)
+
+    def wait(client: WorkerClient) -> None:
+        with pytest.raises(WorkerLost):
+            client.request(WaitPool(pool_id=POOL_ID, timeout_s=600))
+        lost.set()
+
+    with scripted_worker(path, script), WorkerClient(path) as client:
+        waiting = threading.Thread(target=wait, args=(client,))
+        waiting.start()
+        assert asked.wait(60)
+        client.close()
+        assert client.closed
+        assert lost.wait(60)
+        waiting.join()
+        assert client.fileno() == -1
+
+
 def test_its_descriptor_becomes_readable_when_the_worker_goes_away(path: Path) -> None:
     leave = threading.Event()
 

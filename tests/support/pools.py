@@ -1,0 +1,39 @@
+"""Pools made directly at a worker, with a made-up plan: a worker keeps plans and does not read them."""
+
+from __future__ import annotations
+
+from kvpage.memory.base import Mapping
+from kvpage.memory.host import HostMemory
+from kvpage.wire import messages
+from kvpage.wire.client import WorkerClient
+
+PLAN_ID = "sha256:" + "0123456789abcdef" * 4
+OTHER_PLAN_ID = "sha256:" + "fedcba9876543210" * 4
+PLAN = b'{"made": "up"}'
+SIZE_BYTES = 1 << 20
+
+
+def create_pool(client: WorkerClient, name: str = "mimo", *, size_bytes: int = SIZE_BYTES) -> messages.PoolState:
+    """The pool, when its memory is there or has failed to be."""
+    body = messages.CreatePool(name=name, plan_id=PLAN_ID, plan=PLAN, buffer_size_bytes=size_bytes)
+    pool = client.ask(body, messages.PoolCreated).pool
+    return client.ask(messages.WaitPool(pool_id=pool.pool_id, timeout_s=60), messages.PoolState)
+
+
+def attach_pool(client: WorkerClient, name: str = "mimo") -> tuple[messages.Attached, Mapping]:
+    reply = client.request(messages.Attach(name=name))
+    assert isinstance(reply.body, messages.Attached)
+    [fd], [info] = reply.fds, reply.body.chunks
+    with HostMemory().import_chunk(fd, info.size_bytes) as chunk:
+        return reply.body, chunk.map()
+
+
+def export_pool(client: WorkerClient, pool_id: str) -> tuple[list[messages.ChunkInfo], list[int]]:
+    """Chunks, and the descriptors of the chunks and of the control block, owned by the caller."""
+    reply = client.request(messages.ExportPool(pool_id=pool_id))
+    assert isinstance(reply.body, messages.Exported)
+    return reply.body.chunks, reply.fds
+
+
+def contents(mapping: Mapping) -> memoryview:
+    return memoryview(mapping.buffer).cast("B")

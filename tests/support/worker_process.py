@@ -1,0 +1,107 @@
+"""A real device worker in a process of its own, started by exec as a person would start it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+from kvpage.run_directory import RunDirectory
+from kvpage.wire.client import WorkerClient
+from kvpage.wire.messages import ListPools, Role
+
+READY_TIMEOUT_MS = 60_000
+WORKER_COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from kvpage_server.worker import main; sys.exit(main(sys.argv[1:]))",
+]
+
+
+class WorkerProcess:
+    """Ready for clients once it is made. `with` ends it, whatever the test did to it."""
+
+    def __init__(self, run_dir: Path, *arguments: str) -> None:
+        """Raises AssertionError with the worker's log when it ends before it is ready."""
+        self.run_directory = RunDirectory(run_dir)
+        self.socket_path = self.run_directory.worker_socket("host")
+        self._log = run_dir / "worker.log"
+        ready_out, ready_in = os.pipe()
+        try:
+            self._child = self._start(run_dir, arguments, ready_in)
+        finally:
+            os.close(ready_in)
+        with open(ready_out, "rb") as ready:
+            assert readable(ready.fileno()), "the worker neither became ready nor ended"
+            line = ready.readline()
+        if line != b"ready\n":
+            self.wait()
+            raise AssertionError(f"the worker ended with {self._child.returncode}: {self.log()}")
+
+    def _start(self, run_dir: Path, arguments: tuple[str, ...], ready_in: int) -> subprocess.Popen[bytes]:
+        command = [*WORKER_COMMAND, "--device", "host", "--run-dir", str(run_dir)]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*command, "--ready-fd", str(ready_in), *arguments],
+                pass_fds=[ready_in],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def client(self, *, role: Role = "client", client_name: str = "test") -> WorkerClient:
+        return WorkerClient(self.socket_path, role=role, client_name=client_name, timeout_s=60)
+
+    def num_fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def settles_at(self, num_fds: int, client: WorkerClient) -> bool:
+        """Whether the worker comes to have `num_fds` descriptors; each request of `client` gives it another turn."""
+        for _ in range(100):
+            if self.num_fds() == num_fds:
+                return True
+            client.request(ListPools())
+        return False
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        self._child.kill()
+        self.wait()
+
+    def terminate(self) -> int:
+        """Ask it to end; its exit status."""
+        self._child.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        return self._child.wait(60)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child.poll() is None:
+            self.kill()
+
+
+def readable(fd: int, timeout_ms: int = READY_TIMEOUT_MS) -> bool:
+    """Wait until `fd` has data or has ended; False when nothing happens for very long."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_ms))
+
+
+def run_refused_worker(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The outcome of a worker that must not start."""
+    command = [*WORKER_COMMAND, "--run-dir", str(run_dir), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

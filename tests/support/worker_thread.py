@@ -1,0 +1,92 @@
+"""A worker in a thread of the test, with fake memory and limits of the test's choice, behind a real socket."""
+
+from __future__ import annotations
+
+import threading
+from fractions import Fraction
+from pathlib import Path
+from typing import Self
+
+from kvpage.memory.fake import FakeCalls, FakeMemory
+from kvpage.memory.host import HostMemory
+from kvpage.run_directory import RunDirectory
+from kvpage.wire.client import WorkerClient
+from kvpage.wire.messages import Role
+from kvpage_server.worker_budget import Budget
+from kvpage_server.worker_endpoint import Endpoint
+from kvpage_server.worker_limits import Limits
+from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_memory import MemoryKeeper
+from kvpage_server.worker_pools import PoolTable
+from kvpage_server.worker_server import Server
+
+
+class Gate:
+    """Holds up the thread that commits memory: `arrived` is set when it waits, `open` lets it and all others pass."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self._opened = threading.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def pass_through(self) -> None:
+        self.arrived.set()
+        assert self._opened.wait(60), "nobody opened the gate"
+
+
+class WorkerThread:
+    """`with` drains it. When it has ended, every pool the table still has must add up."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        limits: Limits | None = None,
+        gate: Gate | None = None,
+        fail_at: int | None = None,
+        memory_bytes: int = 64 << 20,
+    ) -> None:
+        self.gate = gate
+        self._closed = False
+        self.calls = FakeCalls(fail_at=fail_at, before_commit=gate.pass_through if gate else lambda: None)
+        self.memory = FakeMemory(available=memory_bytes, calls=self.calls)
+        self._endpoint = Endpoint(RunDirectory(run_dir), "host", None)
+        self.socket_path = self._endpoint.path
+        self._loop = Loop()
+        self._keeper = MemoryKeeper(self._loop, self.memory, HostMemory())
+        self.pools = PoolTable("host", Budget(Fraction(1), self.memory.available_bytes))
+        limits = limits or Limits()
+        self._server = Server(self._endpoint, self.pools, self._keeper, self._loop, limits=limits)
+        self._thread = threading.Thread(target=self._loop.run, name="worker")
+        self._thread.start()
+
+    def client(self, *, role: Role = "client", client_name: str = "test") -> WorkerClient:
+        return WorkerClient(self.socket_path, role=role, client_name=client_name, timeout_s=60)
+
+    def begin_drain(self) -> None:
+        self._loop.post(self._server.drain)
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self.begin_drain()
+        if self.gate is not None:
+            self.gate.open()
+        self._thread.join()
+        self._keeper.stop()
+        self._loop.close()
+        self._endpoint.close()
+        self.pools.check()
+        for pool in self.pools:
+            if pool.memory is not None:
+                pool.memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
