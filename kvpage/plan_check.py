@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING
 
 from kvpage.dtypes import item_size_bytes
@@ -15,7 +16,10 @@ from kvpage.errors import InternalError
 from kvpage.strides import is_nested, span
 
 if TYPE_CHECKING:
-    from kvpage.plans import Plan, TensorView
+    from kvpage.plans import LayerPlan, Plan, TensorView
+
+
+MAX_GAP_BYTES = 7  # between two regions, so that the second begins at a multiple of its item size
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,8 @@ def check_plan(plan: Plan) -> None:
     footprints: list[Footprint] = []
     known: dict[_ViewKey, _Pattern] = {}
     for layer in plan.layers.values():
+        _check_pages(layer)
         if layer.group is None:
-            _require(not layer.tensors, f"layer {layer.name!r} keeps no cache but has tensors")
             continue
         num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
         for view in layer.tensors:
@@ -64,8 +68,30 @@ def _check_totals(plan: Plan) -> None:
     for index, group in enumerate(plan.groups):
         for name in group.layers:
             _require(plan.layers[name].group == index, f"layer {name!r} is listed in group {index} but names another")
-    sizes = (plan.num_blocks, plan.bytes_per_block, plan.slab_bytes, plan.buffer_size_bytes)
-    _require(min(sizes) >= 0, f"a size is negative: {sizes}")
+    _require(all(name == layer.name for name, layer in plan.layers.items()), "a layer is listed under another name")
+    blocks_bytes = plan.num_blocks * plan.bytes_per_block
+    gaps = plan.buffer_size_bytes - blocks_bytes
+    _require(
+        plan.num_blocks >= 1 and 0 <= gaps <= MAX_GAP_BYTES * len(plan.layers),
+        f"buffer of {plan.buffer_size_bytes} bytes for {plan.num_blocks} blocks of {plan.bytes_per_block}",
+    )
+
+
+def _check_pages(layer: LayerPlan) -> None:
+    """The page sizes that the plan states are those of the views."""
+    real, page = layer.real_page_size_bytes, layer.page_size_bytes
+    _require((layer.group is None) == (not layer.tensors), f"layer {layer.name!r} has a group or tensors, not both")
+    _require(0 <= real <= page, f"layer {layer.name!r} has pages of {page} bytes for {real} of data")
+    _require(
+        layer.page_size_padded in (None, page), f"layer {layer.name!r} has pages of {page} bytes, padded to others"
+    )
+    held = sum(_block_bytes(view) for view in layer.tensors)
+    _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
+
+
+def _block_bytes(view: TensorView) -> int:
+    _require(0 <= view.block_axis < len(view.shape), f"view {view.name!r} has no axis {view.block_axis}")
+    return prod(_without(view.shape, view.block_axis)) * view.kernel_blocks_per_block * item_size_bytes(view.dtype)
 
 
 @dataclass(frozen=True, slots=True)

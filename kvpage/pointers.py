@@ -76,6 +76,8 @@ def _pointer(loc: Sequence[int | str], request: object, *, is_missing: bool) -> 
     parts: list[str] = []
     here: object = request
     for index, step in enumerate(loc):
+        if index > 0 and isinstance(loc[index - 1], int) and isinstance(here, Mapping) and here.get("kind") == step:
+            continue  # the layer's union tag, though "sliding_window" is also a field of such a layer
         found, inside = _step_into(here, step)
         if found:
             here = inside

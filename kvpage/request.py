@@ -112,9 +112,16 @@ class PlanRequest(RequestModel):
                 resolved[alike] = entry.resolve(position, self.kv_cache_layout)
             spec, backend = resolved[alike]
             kind: str = entry.kind
-            for name in entry.names():
+            for name in _names(entry, position):
                 layer = Layer(name=name, kind=kind, spec=spec, backend=backend, draft=entry.draft, position=position)
                 if layers.setdefault(name, layer) is not layer:
                     detail = f"layer name {shorten(name)!r} is used twice; names must differ"
                     raise SpecInvalid(detail, errors=[layer.fault(detail, "name")])
         return tuple(layers.values())
+
+
+def _names(entry: LayerEntry, position: int) -> list[str]:
+    try:
+        return list(entry.names())
+    except SpecInvalid as error:  # a name that is too long once the number is in it
+        raise SpecInvalid(error.message, errors=[FieldError(f"/layers/{position}/name", error.message)]) from None

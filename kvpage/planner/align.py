@@ -18,18 +18,18 @@ from kvpage.specs import LayerSpec, ceil_div
 MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
 
 
-def align_hybrid(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def align_hybrid(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """Give every attention layer one block size t, and every state a page of t tokens of the narrowest target layer.
 
     With S the largest state page and b the fewest bytes per token among the target's attention layers (the draft's
     where there is no other): A = max(smallest kernel block, configured block; MLA: 128), t = A × ⌈S / (A × b)⌉, rounded
     up to the least common multiple of the backends' smallest kernel blocks, never below a configured block size.
-    Layers come back unchanged when there are no states or no attention.
+    The very same layers come back when there are no states or no attention.
     """
     attention = [(layer, layer.spec) for layer in layers if layer.spec is not None and layer.spec.is_attention]
     states = [layer.spec for layer in layers if layer.spec is not None and not layer.spec.is_attention]
     if not states or not attention:
-        return tuple(layers)
+        return layers
     _refuse_padding(layers)
     target = [pair for pair in attention if not pair[0].draft] or attention
     token_bytes = min(spec.real_page_size_bytes // spec.block_size for _, spec in target)

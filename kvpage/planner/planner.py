@@ -32,18 +32,20 @@ def plan(request: Mapping[str, Any] | PlanRequest) -> Plan:
     layers = align_hybrid(asked) if parsed.align_hybrid else asked
     check_layouts(layers)
     grouping = group_layers(layers)
-    if parsed.align_hybrid:
-        grouping = _explained(grouping, asked)
+    if layers is not asked:
+        grouping = _explained(grouping, asked, layers)
     by_name = {layer.name: layer for layer in layers}
     check_sharing(grouping, by_name)
     num_blocks = _num_blocks(parsed, grouping)
     return _assemble(parsed, layers, grouping, num_blocks)
 
 
-def _explained(grouping: Grouping, asked: Sequence[Layer]) -> Grouping:
+def _explained(grouping: Grouping, asked: Sequence[Layer], aligned: Sequence[Layer]) -> Grouping:
     """The same grouping; decisions and reasons cover the alignment before it as well."""
-    before = {layer.name: layer.spec for layer in asked if layer.spec is not None}
-    decided = {name: with_alignment(before[name], chosen) for name, chosen in grouping.decided.items()}
+    decided = dict(grouping.decided)
+    for before, after in zip(asked, aligned, strict=True):
+        if before.spec is not None and before.spec != after.spec:
+            decided[before.name] = with_alignment(before.spec, decided[before.name])
     return replace(grouping, decided=decided)
 
 
