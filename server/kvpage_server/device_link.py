@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -221,7 +220,7 @@ class DeviceLink:
         if status is None:
             return ""
         if status < 0:
-            return f", killed by {signal.Signals(-status).name}"
+            return f", killed by signal {-status}"
         return f" with status {status}; its last words: {last_logged_line(self._settings, self.device)}"
 
     # --- the client, in threads --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -93,11 +94,11 @@ class Supervisor:
         Raises the pool's own error when it has failed.
         """
         if self.is_draining:
-            raise Draining("the server is shutting down and creates no more pools")
+            raise _draining()
         pools = self._served(new.device)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
-        await pools.link.wait_ready(wait_s)
+        await self._unless_stopping(pools.link.wait_ready(wait_s))
         creation = await pools.create(new.name, new.plan)
         left_s = deadline_s - loop.time()
         pool = await pools.settled(creation.pool, timeout_s=left_s, stopping=self._stopping)
@@ -130,6 +131,18 @@ class Supervisor:
             details={"plan_id": plan_id},
         )
 
+    async def _unless_stopping(self, waiting: Coroutine[None, None, None]) -> None:
+        """Raises `Draining` when the server is to end before `waiting` has."""
+        wait, stop = asyncio.ensure_future(waiting), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({wait, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not wait.done():
+                raise _draining()
+            wait.result()
+        finally:
+            wait.cancel()
+            stop.cancel()
+
     async def _find(self, pool_id: str) -> tuple[DevicePools, PoolState]:
         """Raises `PoolNotFound` when every device's worker said so, `DeviceUnavailable` when one could not be asked."""
         missing: KvpageError | None = None
@@ -147,3 +160,7 @@ class Supervisor:
             text = f"device {shorten(repr(device))} is not served here; this server has {', '.join(self._devices)}"
             raise SpecInvalid(text, errors=[FieldError("/device", text)])
         return self._devices[device]
+
+
+def _draining() -> Draining:
+    return Draining("the server is shutting down and creates no more pools")

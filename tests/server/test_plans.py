@@ -1,0 +1,241 @@
+"""`/v1/plans`: planned once, named by content, sent as the caller can read it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import kvpage
+from kvpage.errors import CannotUnify
+from kvpage.plans import Plan
+from kvpage_server.app import create_app
+from support.api_in_process import in_process, settings_without_worker
+from support.plan_requests import small_request, wide_request
+from support.problems import assert_problem
+
+pytestmark = pytest.mark.anyio
+PLAIN = {"Accept-Encoding": "identity"}
+
+
+async def test_a_plan_is_that_of_the_library(api: httpx.AsyncClient) -> None:
+    response = await api.post("/v1/plans", json=small_request(), headers=PLAIN)
+    plan = Plan.from_json(response.content)
+    assert plan == kvpage.plan(small_request())
+    assert response.headers["location"] == f"/v1/plans/{plan.plan_id}"
+    assert response.headers["etag"] == f'"{plan.plan_id}"'
+    assert response.headers["content-type"] == "application/json"
+
+
+async def test_the_first_answer_is_201_and_every_later_one_200(api: httpx.AsyncClient) -> None:
+    first = await api.post("/v1/plans", json=small_request())
+    again = await api.post("/v1/plans", json=small_request())
+    spelt_differently = await api.post("/v1/plans", json=small_request(kv_cache_layout="NHD"))
+    assert [response.status_code for response in (first, again, spelt_differently)] == [201, 200, 200]
+    assert first.content == again.content == spelt_differently.content
+    assert again.headers["location"] == first.headers["location"]
+
+
+async def test_the_same_bytes_are_not_planned_again(run_dir: Path) -> None:
+    planned = []
+
+    def counting(request: Mapping[str, Any]) -> Plan:
+        planned.append(request)
+        return kvpage.plan(request)
+
+    async with in_process(create_app(settings_without_worker(run_dir), planner=counting)) as api:
+        for _ in range(3):
+            await api.post("/v1/plans", json=small_request())
+        await api.post("/v1/plans", json=small_request(memory_bytes=None, num_blocks=200))
+    assert len(planned) == 2
+
+
+async def test_a_plan_can_be_got_again_and_kept_for_ever(api: httpx.AsyncClient) -> None:
+    posted = await api.post("/v1/plans", json=small_request(), headers=PLAIN)
+    got = await api.get(posted.headers["location"], headers=PLAIN)
+    assert got.status_code == 200
+    assert got.content == posted.content
+    assert "immutable" in got.headers["cache-control"]
+    assert got.headers["etag"] == posted.headers["etag"]
+
+
+@pytest.mark.parametrize("tag", ["{etag}", "W/{etag}", '"other", {etag}', "*"])
+async def test_a_caller_that_has_the_plan_gets_304(api: httpx.AsyncClient, tag: str) -> None:
+    posted = await api.post("/v1/plans", json=small_request(), headers=PLAIN)
+    header = tag.format(etag=posted.headers["etag"])
+    got = await api.get(posted.headers["location"], headers={**PLAIN, "If-None-Match": header})
+    assert got.status_code == 304
+    assert got.content == b""
+    assert got.headers["etag"] == posted.headers["etag"]
+
+
+@pytest.mark.parametrize("tag", ['"sha256:00"', "{id}", '"{id}-groups-identity"'])
+async def test_another_tag_gets_the_plan(api: httpx.AsyncClient, tag: str) -> None:
+    posted = await api.post("/v1/plans", json=small_request(), headers=PLAIN)
+    header = tag.format(id=posted.json()["plan_id"])
+    got = await api.get(posted.headers["location"], headers={**PLAIN, "If-None-Match": header})
+    assert got.status_code == 200
+
+
+async def test_the_groups_come_without_the_layers(api: httpx.AsyncClient) -> None:
+    posted = await api.post("/v1/plans", json=small_request())
+    whole = posted.json()
+    groups = await api.get(posted.headers["location"], params={"detail": "groups"})
+    del whole["layers"]
+    assert groups.json() == whole
+    assert groups.headers["etag"] != posted.headers["etag"]
+    full = await api.get(posted.headers["location"], params={"detail": "full"})
+    assert full.content == posted.content
+    assert_problem(await api.get(posted.headers["location"], params={"detail": "layers"}), "spec-invalid")
+
+
+async def test_a_large_plan_is_compressed_for_those_who_accept_it(api: httpx.AsyncClient) -> None:
+    plain = await api.post("/v1/plans", json=wide_request(), headers=PLAIN)
+    assert "content-encoding" not in plain.headers
+    for path in (plain.headers["location"], f"{plain.headers['location']}?detail=groups"):
+        with_gzip = await api.get(path, headers={"Accept-Encoding": "br, gzip;q=0.5"})
+        without = await api.get(path, headers={"Accept-Encoding": "gzip;q=0, *;q=0"})
+        assert with_gzip.headers["content-encoding"] == "gzip"
+        assert "content-encoding" not in without.headers
+        assert with_gzip.content == without.content
+        assert with_gzip.headers["etag"] != without.headers["etag"]
+        assert with_gzip.headers["vary"] == without.headers["vary"] == "Accept-Encoding"
+        assert int(with_gzip.headers["content-length"]) < len(without.content) / 4
+
+
+async def test_compressed_bytes_are_the_same_every_time(api: httpx.AsyncClient) -> None:
+    posted = await api.post("/v1/plans", json=wide_request(), headers={"Accept-Encoding": "gzip"})
+    raw = []
+    for _ in range(2):
+        async with api.stream("GET", posted.headers["location"], headers={"Accept-Encoding": "gzip"}) as response:
+            raw.append(b"".join([chunk async for chunk in response.aiter_raw()]))
+    assert raw[0] == raw[1]
+    assert gzip.decompress(raw[0]) == posted.content
+
+
+async def test_a_small_plan_is_not_compressed(api: httpx.AsyncClient) -> None:
+    posted = await api.post("/v1/plans", json=small_request())
+    groups = await api.get(f"{posted.headers['location']}?detail=groups", headers={"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in groups.headers
+
+
+async def test_a_plan_nobody_made_is_404(api: httpx.AsyncClient) -> None:
+    for plan_id in ("sha256:" + "0" * 64, "x" * 3000):
+        body = assert_problem(await api.get(f"/v1/plans/{plan_id}"), "plan-not-found")
+        assert "x" * 201 not in str(body)
+
+
+async def test_a_forgotten_plan_is_404_until_it_is_posted_again(run_dir: Path) -> None:
+    room_for_three = 3 * len(kvpage.plan(small_request()).to_json())
+    settings = settings_without_worker(run_dir, plan_cache_bytes=room_for_three)
+    async with in_process(create_app(settings)) as api:
+        first = await api.post("/v1/plans", json=small_request())
+        for blocks in range(200, 206):
+            other = await api.post("/v1/plans", json=small_request(memory_bytes=None, num_blocks=blocks))
+            assert other.status_code == 201
+        assert_problem(await api.get(first.headers["location"]), "plan-not-found")
+        again = await api.post("/v1/plans", json=small_request())
+        assert again.status_code == 201
+        assert (await api.get(first.headers["location"])).content == first.content
+
+
+async def test_faults_are_pointed_at(api: httpx.AsyncClient) -> None:
+    request = small_request(unknown=1)
+    request["layers"][1]["block_size"] = "16"
+    request["layers"][0]["head_size"] = True
+    body = assert_problem(await api.post("/v1/plans", json=request), "spec-invalid")
+    assert {fault["pointer"] for fault in body["errors"]} == {"/unknown", "/layers/1/block_size", "/layers/0/head_size"}
+
+
+async def test_codes_below_spec_invalid_arrive_with_their_details(run_dir: Path) -> None:
+    def refusing(request: Mapping[str, Any]) -> Plan:
+        raise CannotUnify("layer a has pages of 3, b of 2", details={"layer": "a", "page_size_bytes": 3})
+
+    async with in_process(create_app(settings_without_worker(run_dir), planner=refusing)) as api:
+        body = assert_problem(await api.post("/v1/plans", json=small_request()), "cannot-unify-page-size")
+    assert body["details"] == {"layer": "a", "page_size_bytes": 3}
+
+
+async def test_what_is_not_built_yet_says_so(api: httpx.AsyncClient) -> None:
+    assert_problem(await api.post("/v1/plans", json=small_request(strategy="nested")), "not-supported")
+
+
+@pytest.mark.parametrize("body", ["[]", "null", "1", '"layers"', "true"])
+async def test_a_request_that_is_no_object_is_refused(api: httpx.AsyncClient, body: str) -> None:
+    response = await api.post("/v1/plans", content=body, headers={"Content-Type": "application/json"})
+    assert_problem(response, "spec-invalid")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content-Type": ""},
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "application/x-www-form-urlencoded"},
+        {"Content-Type": "application/jsonp"},
+        {"Content-Type": "application/json; charset=latin-1"},
+        {"Content-Type": "application/json", "Content-Encoding": "gzip"},
+    ],
+)
+async def test_a_body_that_is_not_declared_as_plain_json_is_415(
+    api: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
+    assert_problem(await api.post("/v1/plans", content=b"{}", headers=headers), "unsupported-media-type")
+    assert_problem(await api.post("/v1/pools", content=b"{}", headers=headers), "unsupported-media-type")
+
+
+@pytest.mark.parametrize(
+    "declared", ["application/json", "Application/JSON ; charset=UTF-8", 'application/json;charset="utf-8"']
+)
+async def test_json_may_be_declared_in_several_ways(api: httpx.AsyncClient, declared: str) -> None:
+    response = await api.post("/v1/plans", content=b"[]", headers={"Content-Type": declared})
+    assert_problem(response, "spec-invalid")
+
+
+async def test_the_loop_answers_while_a_plan_is_computed(run_dir: Path) -> None:
+    computing, finish = threading.Event(), threading.Event()
+
+    def slow(request: Mapping[str, Any]) -> Plan:
+        computing.set()
+        assert finish.wait(60)
+        return kvpage.plan(request)
+
+    async with in_process(create_app(settings_without_worker(run_dir), planner=slow)) as api:
+        planning = asyncio.ensure_future(api.post("/v1/plans", json=small_request()))
+        assert await asyncio.to_thread(computing.wait, 60)
+        alive = await api.get("/livez")
+        assert not planning.done()
+        finish.set()
+        assert (await planning).status_code == 201
+    assert alive.json() == {"status": "ok"}
+
+
+async def test_too_many_plans_at_once_are_429(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvpage_server.planning.MAX_PENDING", 1)
+    computing, finish = threading.Event(), threading.Event()
+
+    def slow(request: Mapping[str, Any]) -> Plan:
+        computing.set()
+        assert finish.wait(60)
+        return kvpage.plan(request)
+
+    async with in_process(create_app(settings_without_worker(run_dir), planner=slow)) as api:
+        planning = asyncio.ensure_future(api.post("/v1/plans", json=small_request()))
+        assert await asyncio.to_thread(computing.wait, 60)
+        assert_problem(await api.post("/v1/plans", json=small_request(num_blocks=2)), "rate-limited")
+        finish.set()
+        assert (await planning).status_code == 201
+
+
+async def test_the_largest_plan_that_is_served_has_a_bound(api: httpx.AsyncClient) -> None:
+    layer = {"kind": "mamba", "shapes": [[1]] * 64, "dtypes": ["float32"] * 64}
+    request = {"layers": [{"name": "m.{i}", "count": 4096, **layer}], "strategy": "unify", "num_blocks": 2}
+    body = assert_problem(await api.post("/v1/plans", json=request), "too-large")
+    assert body["details"]["size_bytes"] > body["details"]["limit_bytes"]

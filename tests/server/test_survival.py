@@ -1,0 +1,239 @@
+"""No single process's death loses a pool: kill -9 of the worker, of the API, and orderly ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvpage
+from kvpage.client.http import Client
+from kvpage.client.resources import Device, Pool
+from kvpage.errors import DeviceUnavailable, PoolNotFound, WorkerLost
+from support.api_service import ApiService, is_alive, kill_process, run_refused, worker_pids
+from support.eventually import until
+from support.plan_requests import small_request
+from support.remote_client import RemoteClient
+from support.worker_process import WorkerProcess
+
+TEXT = "written before the worker died"
+
+
+@pytest.fixture
+def engine(service: ApiService) -> Iterator[RemoteClient]:
+    """An unrelated process that has pool `mimo` attached and has written `TEXT` to it."""
+    with service.client() as client:
+        client.create_pool(small_request(), name="mimo")
+    with RemoteClient() as engine:
+        engine.do("connect", socket=str(service.run_directory.worker_socket("host")))
+        engine.do("attach", name="mimo")
+        engine.do("write", offset=4096, data=TEXT)
+        yield engine
+
+
+def create_when_possible(client: Client, name: str) -> Pool:
+    """Create a pool on a device whose worker was just killed: repeated while the server has not noticed yet."""
+
+    def attempt() -> Pool | None:
+        try:
+            return client.create_pool(small_request(), name=name)
+        except WorkerLost:
+            return None
+
+    return until(attempt)
+
+
+def ready_device(client: Client) -> Device:
+    [device] = client.devices()
+    assert device.state == "ready", device
+    return device
+
+
+def test_pools_survive_the_death_of_their_worker(service: ApiService, engine: RemoteClient) -> None:
+    with service.client() as client:
+        before, old_worker = client.find_pool("mimo"), service.worker_pid()
+        kill_process(old_worker)
+        create_when_possible(client, "after")
+        after = client.find_pool("mimo")
+        device = ready_device(client)
+        assert device.worker_pid not in (None, old_worker)
+        assert device.num_pools == 2
+        assert (after.id, after.epoch, after.plan_id, after.state) == (before.id, before.epoch, before.plan_id, "ready")
+        assert all(check.ok for check in client.health().checks)
+    assert engine.do("read", offset=4096, size_bytes=len(TEXT))["data"] == TEXT
+    with RemoteClient() as other:
+        other.do("connect", socket=str(service.run_directory.worker_socket("host")))
+        other.do("attach", name="mimo", epoch=before.epoch)
+        assert other.do("read", offset=4096, size_bytes=len(TEXT))["data"] == TEXT
+        other.do("write", offset=0, data="from another")
+        assert engine.do("read", offset=0, size_bytes=12)["data"] == "from another"
+
+
+def test_pools_survive_one_death_after_another(service: ApiService, engine: RemoteClient) -> None:
+    with service.client() as client:
+        epoch = client.find_pool("mimo").epoch
+        for number in range(3):
+            kill_process(service.worker_pid())
+            create_when_possible(client, f"after {number}")
+        assert client.find_pool("mimo").epoch == epoch
+        assert len(client.pools()) == 4
+    assert engine.do("read", offset=4096, size_bytes=len(TEXT))["data"] == TEXT
+
+
+def test_the_worker_outlives_the_api_and_the_next_api_takes_it_over(service: ApiService, engine: RemoteClient) -> None:
+    worker = service.worker_pid()
+    service.kill()
+    assert is_alive(worker)
+    with RemoteClient() as late:  # attaching needs only the worker
+        late.do("connect", socket=str(service.run_directory.worker_socket("host")))
+        late.do("attach", name="mimo")
+        assert late.do("read", offset=4096, size_bytes=len(TEXT))["data"] == TEXT
+    with ApiService(service.run_directory.path) as successor, successor.client() as client:
+        assert successor.worker_pid() == worker
+        assert client.find_pool("mimo").num_holders == 1
+        kill_process(worker)  # the new API holds the memory too
+        create_when_possible(client, "after")
+        assert client.find_pool("mimo").state == "ready"
+        assert engine.do("read", offset=4096, size_bytes=len(TEXT))["data"] == TEXT
+        second_worker = successor.worker_pid()
+        assert successor.terminate() == -signal.SIGTERM
+    assert not is_alive(second_worker)
+
+
+def test_a_plan_in_a_pool_is_never_forgotten(service: ApiService, engine: RemoteClient) -> None:
+    plan = kvpage.plan(small_request())
+    service.kill()  # and with it every cache
+    with ApiService(service.run_directory.path) as successor, successor.client() as client:
+        assert client.get_plan(plan.plan_id) == plan
+        assert client.pool_tensors(client.find_pool("mimo").id).plan_id == plan.plan_id
+
+
+def test_a_worker_of_an_earlier_server_ends_with_the_next_one(service: ApiService) -> None:
+    worker = service.worker_pid()
+    service.kill()
+    with ApiService(service.run_directory.path) as successor:
+        assert successor.worker_pid() == worker
+        successor.terminate()
+    assert not is_alive(worker)
+
+
+def test_only_the_death_of_both_loses_a_pool_and_the_epoch_tells(service: ApiService, engine: RemoteClient) -> None:
+    with service.client() as client:
+        old = client.find_pool("mimo")
+    worker = service.worker_pid()
+    os.kill(service.pid, signal.SIGSTOP)  # so that it cannot notice, as if both died at once
+    kill_process(worker)
+    service.kill()
+    with ApiService(service.run_directory.path) as successor, successor.client() as client:
+        with pytest.raises(PoolNotFound):
+            client.find_pool("mimo")
+        new = client.create_pool(small_request(), name="mimo")
+        assert new.epoch != old.epoch
+        with RemoteClient() as late:
+            late.do("connect", socket=str(service.run_directory.worker_socket("host")))
+            assert late.do("attach", name="mimo", epoch=old.epoch)["error"] == "stale-handle"
+    assert engine.do("read", offset=4096, size_bytes=len(TEXT))["data"] == TEXT  # its own mapping goes on
+
+
+def test_while_there_is_no_worker_pools_are_shown_as_they_were(no_leaks: None, run_dir: Path) -> None:
+    with WorkerProcess(run_dir) as worker, ApiService(run_dir, "--external-workers") as service:
+        with service.client() as client:
+            before = client.create_pool(small_request(), name="mimo")
+            worker.kill()
+            until(lambda: client.devices()[0].state == "lost")
+            assert client.pools() == [before]
+            assert client.get_pool(before.id) == before
+            assert client.health().status == "not-ready"
+            for refused in (
+                lambda: client.create_pool(small_request(), name="x", wait_s=0),
+                lambda: client.delete_pool(before.id),
+                lambda: client.get_pool("pool-" + "0" * 16),
+            ):
+                with pytest.raises(DeviceUnavailable):
+                    refused()
+            with WorkerProcess(run_dir) as successor:
+                create_when_possible(client, "after")
+                assert ready_device(client).worker_pid == successor.pid
+                assert client.find_pool("mimo") == before
+                assert service.terminate() == -signal.SIGTERM
+                assert is_alive(successor.pid)  # it belongs to whoever started it
+
+
+def test_a_worker_somebody_else_started_is_used_and_left_alone(no_leaks: None, run_dir: Path) -> None:
+    with WorkerProcess(run_dir) as worker, ApiService(run_dir) as service:
+        assert service.worker_pid() == worker.pid
+        service.terminate()
+        assert is_alive(worker.pid)
+
+
+def test_workers_can_be_left_running(service: ApiService) -> None:
+    service.terminate()
+    with ApiService(service.run_directory.path, "--leave-workers") as leaving:
+        worker = leaving.worker_pid()
+        with leaving.client() as client:
+            client.create_pool(small_request(), name="mimo")
+        leaving.terminate()
+        assert is_alive(worker)
+        with ApiService(service.run_directory.path) as successor, successor.client() as client:
+            assert client.find_pool("mimo").state == "ready"
+
+
+def test_sigterm_leaves_no_process_and_no_socket(service: ApiService) -> None:
+    worker = service.worker_pid()
+    assert service.terminate() == -signal.SIGTERM
+    assert not is_alive(worker)
+    assert worker_pids(service.run_directory) == []
+    assert sorted(path.name for path in service.run_directory.path.glob("*.sock")) == []
+
+
+def test_sigterm_does_not_wait_for_those_who_wait(no_leaks: None, run_dir: Path) -> None:
+    with ApiService(run_dir, "--external-workers", wait_ready=False) as service, service.client() as client:
+        until(lambda: answers(client))
+        with socket.socket(socket.AF_UNIX) as waiting:
+            waiting.connect(str(service.run_directory.api_socket))
+            waiting.sendall(raw_creation(wait_s=30))
+            client.devices()  # answered after the request above was taken in
+            assert service.terminate() == -signal.SIGTERM
+            answer = waiting.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b'"code":"draining"' in answer
+
+
+def raw_creation(*, wait_s: int) -> bytes:
+    body = json.dumps({"name": "mimo", "request": small_request()}).encode()
+    head = (
+        f"POST /v1/pools HTTP/1.1\r\nHost: kvpage\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nPrefer: wait={wait_s}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def answers(client: Client) -> bool:
+    try:
+        client.health()
+    except DeviceUnavailable:
+        return False
+    return True
+
+
+def test_a_second_server_is_refused(service: ApiService) -> None:
+    done = run_refused(service.run_directory.path)
+    assert done.returncode == 1
+    assert "already" in done.stderr
+    with service.client() as client:
+        assert client.health().status == "ready"
+
+
+def test_a_worker_that_cannot_start_is_reported(no_leaks: None, run_dir: Path) -> None:
+    with ApiService(run_dir, "--device", "cuda:0", wait_ready=False) as service, service.client() as client:
+        until(lambda: answers(client))
+        device = until(lambda: next((device for device in client.devices() if device.state == "lost"), None))
+        assert "status 1" in device.detail
+        assert "host memory only" in device.detail
+        with pytest.raises(DeviceUnavailable):
+            client.create_pool(small_request(), name="mimo", device="cuda:0", wait_s=0)

@@ -1,0 +1,21 @@
+"""Waiting for something in another process that offers no event to wait for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
+
+TIMEOUT_S = 60.0
+_PAUSE_S = 0.005
+
+
+def until(attempt: Callable[[], _Value | None]) -> _Value:
+    """The first result that counts as true. Raises AssertionError when there is none for very long."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (value := attempt()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(_PAUSE_S)
+    return value
