@@ -68,7 +68,8 @@ class DeviceLink:
         self._process: WatchedProcess | None = None
         self._served_process: WatchedProcess | None = None
         """The one that has been told about every held pool."""
-        self._ready = asyncio.Event()
+        self.ready = asyncio.Event()
+        """Set while a worker answers."""
         self._broken = asyncio.Event()
         self._delay = RestartDelay()
 
@@ -77,12 +78,12 @@ class DeviceLink:
 
     @property
     def is_ready(self) -> bool:
-        return self._ready.is_set()
+        return self.ready.is_set()
 
-    async def wait_ready(self, timeout_s: float | None) -> None:
-        """Raises `DeviceUnavailable` when no worker answers within `timeout_s`; None waits for ever."""
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Raises `DeviceUnavailable` when no worker answers within `timeout_s`."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), timeout_s)
+            await asyncio.wait_for(self.ready.wait(), timeout_s)
         if not self.is_ready:
             raise self._unavailable()
 
@@ -133,7 +134,7 @@ class DeviceLink:
             await self._open()
             served_since_s = loop.time()
             await self._until_lost()
-            self._note(f"worker ended{self._exit_text()}")
+            self._note(self._loss())
         except (KvpageError, OSError) as error:
             self._note(str(error))
         except Exception:  # a bug met with one worker must not end the care for its successors
@@ -153,7 +154,7 @@ class DeviceLink:
         self._served_process = self._process
         logger.info("device %s: worker %d answers", self.device, client.welcome.worker_pid)
         self.state, self.detail = "ready", ""
-        self._ready.set()
+        self.ready.set()
 
     async def _found(self) -> WorkerClient | None:
         """A connection to a worker that is there already, whoever started it."""
@@ -209,6 +210,11 @@ class DeviceLink:
                 wait.cancel()
         return bool(done)
 
+    def _loss(self) -> str:
+        if self._process is None or not self._process.ended.is_set():
+            return "the connection to its worker broke"
+        return f"its worker ended{self._exit_text()}"
+
     def _note(self, detail: str) -> None:
         if detail != self.detail:
             logger.warning("device %s: %s", self.device, detail)
@@ -240,7 +246,7 @@ class DeviceLink:
         )
 
     def _drop_client(self) -> None:
-        self._ready.clear()
+        self.ready.clear()
         client, self._client = self._client, None
         if client is not None:
             self._threads.submit(client.close)  # it waits for a request that is under way

@@ -8,6 +8,8 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import msgspec
+
 from kvpage.client.resources import Device
 from kvpage.errors import Conflict, KvpageError, PoolNotFound, ProtocolError, WorkerLost
 from kvpage.wire import messages
@@ -39,8 +41,8 @@ class DevicePools:
         self.device = device
         self.link = DeviceLink(device, settings, threads, self)
         self.held = HeldPools()
-        self.not_adopted: dict[str, str] = {}
-        """Held pools that the worker would not take, with its reason."""
+        self.not_adopted: dict[str, KvpageError] = {}
+        """Held pools that the worker would not take, with its reason. They can only be looked at and deleted."""
         self._holding = asyncio.Lock()  # held pools change one at a time, so that no old list undoes a new hold
         self._settling: dict[str, asyncio.Task[PoolState]] = {}
 
@@ -70,10 +72,12 @@ class DevicePools:
         """All pools. While the device has no worker: those held for the next one, as they last were."""
         if not self.link.is_ready:
             return [pool.state for pool in self.held]
-        return await self._listed()
+        return [*await self._listed(), *(self._refused(pool_id) for pool_id in self.not_adopted)]
 
     async def get(self, pool_id: str) -> PoolState:
         """Raises `PoolNotFound`, or `DeviceUnavailable` when only a worker could tell."""
+        if pool_id in self.not_adopted:
+            return self._refused(pool_id)
         if not self.link.is_ready and (held := self.held.get(pool_id)):
             return held.state
         return await self.link.ask(messages.GetPool(pool_id=pool_id), PoolState)
@@ -92,8 +96,10 @@ class DevicePools:
 
     async def delete(self, pool_id: str) -> None:
         """Give the memory back. Raises `Conflict` naming the holders."""
-        await self.link.ask_apart(messages.DeletePool(pool_id=pool_id), messages.PoolDeleted)
+        if pool_id not in self.not_adopted:
+            await self.link.ask_apart(messages.DeletePool(pool_id=pool_id), messages.PoolDeleted)
         async with self._holding:
+            self.not_adopted.pop(pool_id, None)
             self.held.release(pool_id)
 
     def plan(self, plan_id: str) -> bytes | None:
@@ -144,7 +150,12 @@ class DevicePools:
                 raise
             except KvpageError as error:  # the pool stays held: its memory is still there for its clients
                 logger.error("device %s: worker refused %s: %s", self.device, pool_id, error.message)
-                self.not_adopted[pool_id] = error.message
+                self.not_adopted[pool_id] = error
+
+    def _refused(self, pool_id: str) -> PoolState:
+        held, error = self.held.get(pool_id), self.not_adopted[pool_id]
+        assert held is not None  # a pool leaves both at once
+        return msgspec.structs.replace(held.state, state="failed", error=messages.WireError.from_error(error))
 
     async def _follow(self, pools: list[PoolState]) -> None:
         listed = {pool.pool_id for pool in pools}

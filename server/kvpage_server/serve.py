@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     except (KvpageError, OSError) as error:
         sys.stderr.write(f"kvpage serve: {error}\n")
         return 1
+    except KeyboardInterrupt:  # uvicorn raises SIGINT again when everything is closed
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -56,7 +56,7 @@ class Supervisor:
 
     async def wait_ready(self) -> None:
         """Until every device's worker has answered once."""
-        await asyncio.gather(*(pools.link.wait_ready(None) for pools in self._devices.values()))
+        await asyncio.gather(*(pools.link.ready.wait() for pools in self._devices.values()))
 
     def drain(self) -> None:
         """Take nothing new, and let nobody wait any longer."""
@@ -79,7 +79,7 @@ class Supervisor:
         checks = [Check(name="serving", ok=not self.is_draining, detail="shutting down" if self.is_draining else "")]
         for device, pools in self._devices.items():
             checks.append(Check(name=f"worker:{device}", ok=pools.link.is_ready, detail=pools.link.detail))
-            refused = "; ".join(f"{pool_id}: {reason}" for pool_id, reason in pools.not_adopted.items())
+            refused = "; ".join(f"{pool_id}: {error.message}" for pool_id, error in pools.not_adopted.items())
             checks.append(Check(name=f"pools:{device}", ok=not refused, detail=refused))
         return checks
 

@@ -210,6 +210,18 @@ def test_what_is_not_http_is_refused_without_a_trace(shared_service: ApiService,
         assert client.health().status == "ready"
 
 
+@pytest.mark.parametrize("head", [b"GET /" + b"x" * (1 << 20), b"GET / HTTP/1.1\r\nX: " + b"x" * (1 << 20)])
+def test_an_endless_head_is_refused(shared_service: ApiService, head: bytes) -> None:
+    status, _ = raw_answer(shared_service, head)
+    assert status == 400
+
+
+def test_a_head_in_many_pieces_and_many_requests_on_one_connection_are_served(shared_service: ApiService) -> None:
+    with httpx.Client(base_url=shared_service.url) as http:
+        for _ in range(20):
+            assert http.get("/livez", headers={"X-Long": "x" * 30_000}).status_code == 200
+
+
 def test_http_without_a_host_is_refused(shared_service: ApiService) -> None:
     status, _ = raw_answer(shared_service, b"GET /v1/devices HTTP/1.0\r\n\r\n")
     assert status == 403
@@ -275,13 +287,3 @@ def test_an_unknown_program_is_refused() -> None:
         )
         assert done.returncode == 2
         assert "usage" in done.stderr
-
-
-def test_uvicorn_still_offers_what_the_peer_protocol_leans_on() -> None:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    from kvpage_server.peer_protocol import PeerAwareProtocol
-
-    assert issubclass(PeerAwareProtocol, HttpToolsProtocol)
-    assert "connection_made" in vars(HttpToolsProtocol)
-    assert "app_state" in HttpToolsProtocol.__init__.__code__.co_varnames

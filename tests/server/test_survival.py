@@ -18,6 +18,7 @@ from kvpage.errors import DeviceUnavailable, PoolNotFound, WorkerLost
 from support.api_service import ApiService, is_alive, kill_process, run_refused, worker_pids
 from support.eventually import until
 from support.plan_requests import small_request
+from support.pools import create_pool
 from support.remote_client import RemoteClient
 from support.worker_process import WorkerProcess
 
@@ -164,6 +165,28 @@ def test_while_there_is_no_worker_pools_are_shown_as_they_were(no_leaks: None, r
                 assert is_alive(successor.pid)  # it belongs to whoever started it
 
 
+def test_a_pool_the_next_worker_refuses_stays_visible_and_can_be_deleted(no_leaks: None, run_dir: Path) -> None:
+    with WorkerProcess(run_dir) as worker, ApiService(run_dir, "--external-workers") as service:
+        with service.client() as client:
+            pool = client.create_pool(small_request(), name="mimo")
+            worker.kill()
+            until(lambda: client.devices()[0].state == "lost")
+            os.kill(service.pid, signal.SIGSTOP)  # the successor gets a pool of its own, and so an epoch, first
+            with WorkerProcess(run_dir) as successor, successor.client() as direct:
+                own = create_pool(direct, "own")
+                os.kill(service.pid, signal.SIGCONT)
+                until(lambda: client.devices()[0].state == "ready")
+                shown = client.get_pool(pool.id)
+                assert shown.state == "failed"
+                assert shown.error is not None
+                assert shown.error.code == "stale-handle"
+                assert {listed.id for listed in client.pools()} == {pool.id, own.pool_id}
+                assert client.health().status == "not-ready"
+                client.delete_pool(pool.id)
+                assert [listed.id for listed in client.pools()] == [own.pool_id]
+                assert client.health().status == "ready"
+
+
 def test_a_worker_somebody_else_started_is_used_and_left_alone(no_leaks: None, run_dir: Path) -> None:
     with WorkerProcess(run_dir) as worker, ApiService(run_dir) as service:
         assert service.worker_pid() == worker.pid
@@ -189,6 +212,14 @@ def test_sigterm_leaves_no_process_and_no_socket(service: ApiService) -> None:
     assert not is_alive(worker)
     assert worker_pids(service.run_directory) == []
     assert sorted(path.name for path in service.run_directory.path.glob("*.sock")) == []
+
+
+def test_control_c_ends_it_quietly(service: ApiService) -> None:
+    worker = service.worker_pid()
+    os.kill(service.pid, signal.SIGINT)
+    assert service.wait() == 128 + signal.SIGINT
+    assert not is_alive(worker)
+    assert "Traceback" not in service.log()
 
 
 def test_sigterm_does_not_wait_for_those_who_wait(no_leaks: None, run_dir: Path) -> None:
