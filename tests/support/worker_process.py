@@ -15,11 +15,7 @@ from kvpage.wire.client import WorkerClient
 from kvpage.wire.messages import ListPools, Role
 
 READY_TIMEOUT_MS = 60_000
-WORKER_COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; from kvpage_server.worker import main; sys.exit(main(sys.argv[1:]))",
-]
+WORKER_COMMAND = [sys.executable, "-m", "kvpage_server", "worker"]
 
 
 class WorkerProcess:

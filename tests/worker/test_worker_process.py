@@ -55,8 +55,8 @@ def test_two_unrelated_processes_write_and_read_the_same_bytes(worker: WorkerPro
             client.do("attach", name="mimo")
         writer.do("write", offset=SIZE_BYTES - 5, data="hello")
         assert reader.do("read", offset=SIZE_BYTES - 5, size_bytes=5) == {"data": "hello"}
-        with worker.client() as client:
-            found = {(holder.pid, holder.client_name) for holder in holders(client)}
+        with worker.client() as asking:
+            found = {(holder.pid, holder.client_name) for holder in holders(asking)}
         assert found == {(client.pid, f"client {client.pid}") for client in (writer, reader)}
 
 
@@ -278,8 +278,8 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(
 LIGHT_PROGRAM = """
 import sys
 import kvpage_server.worker
-heavy = {"torch", "numpy", "pydantic", "fastapi", "starlette", "uvicorn", "httpx", "asyncio", "typer"} & set(sys.modules)
-print(sorted(heavy))
+heavy = {"torch", "numpy", "pydantic", "fastapi", "starlette", "uvicorn", "httpx", "asyncio", "typer"}
+print(sorted(heavy & set(sys.modules)))
 """
 
 
