@@ -210,6 +210,8 @@ def small_layer(rng: random.Random, name: str) -> Json:
     order = list(range(len(shape)))
     if rng.random() < 0.3:
         rng.shuffle(order)
+    if rng.random() < 0.3:  # blocks outermost in memory, wherever they stand in the shape
+        order.sort(key=lambda axis: shape[axis] != "num_blocks")
     layer["backend"] = with_orders(rng, shape, order)
     if rng.random() < 0.4:
         layer["kernel_block_sizes"] = rng.choice(([4], [2, 4], [{"multiple_of": 4}], [4, 8]))

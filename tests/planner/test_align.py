@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvpage
-from kvpage.errors import LayoutUnsupported
+from kvpage.errors import LayoutUnsupported, SpecInvalid
 from planner import build, comparison
 
 Json = dict[str, Any]
@@ -187,6 +187,8 @@ KERNELS = [
     (kernel(16), kernel(32), 544),
     (kernel(16), kernel(64), 576),
     (kernel(16), kernel(128), 640),
+    (kernel(16), kernel(36), 576),
+    (kernel(16), kernel(100), 800),
     (kernel(16), kernel(48), 528),
     (kernel(16), kernel(24), 528),
     (kernel(16), kernel(80), 560),
@@ -209,6 +211,26 @@ def test_every_kernel_can_cut_the_aligned_block(main: Json, draft: Json, tokens:
     plan = aligned(*layers)
     assert plan.layers["main"].block_size == plan.layers["draft"].block_size == tokens
     assert plan.layers["s"].page_size_bytes == tokens * 1024
+
+
+@pytest.mark.parametrize(("configured", "tokens"), [(16, 528), (512, 528), (528, 528), (544, 544), (1000, 1008)])
+def test_a_larger_block_configured_for_the_draft_is_kept(configured: int, tokens: int) -> None:
+    layers = [
+        build.full("main", **BF16_1024),
+        build.state("s", **bytes_of(533_504)),
+        build.full("draft", draft=True, block_size=configured, **BF16_1024),
+    ]
+    plan = aligned(*layers)
+    assert plan.layers["main"].block_size == plan.layers["draft"].block_size == tokens
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_padding_by_the_user_and_alignment_exclude_each_other(position: int) -> None:
+    layers = [build.full("full", **BF16_2048), build.state("s", **bytes_of(1000))]
+    layers[position] |= {"page_size_padded": 1 << 20}
+    with pytest.raises(SpecInvalid) as caught:
+        kvpage.plan(build.request(*layers, align_hybrid=True))
+    assert caught.value.errors[0].pointer == f"/layers/{position}/page_size_padded"
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,17 @@ ONE_SPEC = build.request(
 PADDED = build.request(
     build.full("a", heads=2, size=4), build.sliding("b", heads=2, size=3), num_blocks=4, max_model_len=1
 )  # pages of 512 and 384 bytes over the same buffer
+GAPS = build.request(
+    build.full("a", heads=2, size=3, page_size_padded=512),
+    build.sliding("b", heads=2, size=1, page_size_padded=512),
+    num_blocks=4,
+    max_model_len=1,
+)  # 384 and 128 bytes of data in pages of 512
 STATES = build.request(build.state("s", [[4], [2]], ["bfloat16", "float32"]), num_blocks=4)  # 8 + 8 bytes
 
 
 def test_the_plans_broken_below_are_right_as_they_are() -> None:
-    for request in (ONE_SPEC, PADDED, STATES):
+    for request in (ONE_SPEC, PADDED, GAPS, STATES):
         plan = kvpage.plan(request)
         plan.check()
         assert view_oracle.faults(plan, comparison.block_axes(request)) == set()
@@ -106,6 +112,14 @@ def test_different_blocks_of_two_groups_that_share_bytes() -> None:
     assert_broken(moved, PADDED, "other group")
 
 
+def test_two_groups_that_step_over_blocks_by_different_strides() -> None:
+    """128 bytes every 256: block 2 lies where the other group has its block 1, though no page is overrun."""
+    plan = kvpage.plan(GAPS)
+    strides = plan.layers["b"].tensors[0].strides_bytes
+    assert strides[0] == 512
+    assert_broken(with_view(plan, "b", strides_bytes=changed(strides, 0, 256)), GAPS, "other group")
+
+
 def test_a_view_that_reaches_into_the_next_page() -> None:
     """Moved by 144 bytes, the last 16 of its 384 lie in the next block's page."""
     plan = kvpage.plan(PADDED)
@@ -113,16 +127,39 @@ def test_a_view_that_reaches_into_the_next_page() -> None:
     assert_broken(with_view(plan, "b", offset_bytes=144, shape=three), PADDED, "other group")
 
 
-@pytest.mark.parametrize(("axis", "stride"), [(0, 513), (1, 33), (2, 17), (3, 3)])
+@pytest.mark.parametrize(("axis", "stride"), [(0, 511), (0, 513), (1, 25)])
 def test_a_stride_that_is_no_multiple_of_the_item_size(axis: int, stride: int) -> None:
-    plan = kvpage.plan(ONE_SPEC)
-    strides = changed(plan.layers["a"].tensors[0].strides_bytes, axis, stride)
-    assert_broken(with_view(plan, "a", strides_bytes=strides), ONE_SPEC, "uneven")
+    """Strides of 512, 24, 12 and 2 bytes, with room in each page: nothing else is wrong with the view."""
+    request = build.request(build.full("a", heads=2, size=3, page_size_padded=512), num_blocks=4, max_model_len=1)
+    plan = kvpage.plan(request)
+    strides = plan.layers["a"].tensors[0].strides_bytes
+    broken = with_view(plan, "a", strides_bytes=changed(strides, axis, stride))
+    assert view_oracle.faults(broken, comparison.block_axes(request)) == {"uneven"}
+    assert_broken(broken, request, "uneven")
 
 
-@pytest.mark.parametrize("offset", [1, 3, 511])
+@pytest.mark.parametrize("offset", [1, 3, 127])
 def test_an_offset_that_is_no_multiple_of_the_item_size(offset: int) -> None:
-    assert_broken(with_view(kvpage.plan(ONE_SPEC), "a", offset_bytes=offset), ONE_SPEC, "uneven")
+    request = build.request(build.full("a", heads=2, size=3, page_size_padded=512), num_blocks=4, max_model_len=1)
+    broken = with_view(kvpage.plan(request), "a", offset_bytes=offset)
+    assert view_oracle.faults(broken, comparison.block_axes(request)) == {"uneven"}
+    assert_broken(broken, request, "uneven")
+
+
+@pytest.mark.parametrize("num_blocks", [1, 3])
+def test_a_view_with_fewer_blocks_than_the_plan(num_blocks: int) -> None:
+    """Harmless bytes, but a block id of the plan would be out of the tensor's range."""
+    plan = kvpage.plan(ONE_SPEC)
+    shape = changed(plan.layers["a"].tensors[0].shape, 0, num_blocks)
+    with pytest.raises(InternalError):
+        with_view(plan, "a", shape=shape).check()
+
+
+def test_two_views_of_one_group_with_k_before_the_blocks() -> None:
+    backend = {"shape": [2, "num_blocks", "block_size", "num_kv_heads", "head_size"]}
+    layers = [build.full(name, heads=2, size=4, backend=backend) for name in "ab"]
+    request = build.request(*layers, num_blocks=4, max_model_len=1)
+    assert_broken(with_view(kvpage.plan(request), "b", offset_bytes=0), request, "same group")
 
 
 def test_a_kernel_split_over_whole_pages() -> None:

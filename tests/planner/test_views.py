@@ -146,6 +146,33 @@ def test_k_before_the_blocks_is_dense_or_refused(num_blocks: int) -> None:
     assert caught.value.code == "layout-unsupported"
 
 
+def test_blocks_outermost_in_memory_but_not_in_the_logical_shape_may_be_padded() -> None:
+    """What counts is the order in memory: K and V of one block lie together, wherever the axis stands in the shape."""
+    backend = KV_FIRST | {"stride_order": [1, 0, 2, 3, 4], "layered_stride_order": [2, 0, 1, 3, 4, 5]}
+    layer = build.full(heads=2, size=8, backend=backend)
+    request = build.request(layer | {"page_size_padded": 1536}, num_blocks=5, max_model_len=1)
+    (view,) = kvpage.plan(request).layers["full"].tensors
+    assert view.shape == (2, 5, 16, 2, 8)
+    assert view.strides_bytes == (512, 1536, 32, 16, 2)
+    comparison.compare(request)
+    beside = build.request(layer, build.state("s", [[1536]], ["int8"]), num_blocks=5, max_model_len=1)
+    assert kvpage.plan(beside).layers["full"].tensors[0].strides_bytes == (512, 1536, 32, 16, 2)
+
+
+def test_regions_begin_where_their_items_can() -> None:
+    """Nine blocks of three bytes are 27 bytes; four-byte items begin at 28, and the gap is part of the buffer."""
+    layers = [build.state("bytes", [[3]], ["int8"]), build.state("floats", [[2]], ["float32"])]
+    request = build.request(*layers, num_blocks=9)
+    plan = kvpage.plan(request)
+    assert [layer.tensors[0].offset_bytes for layer in plan.layers.values()] == [0, 28]
+    assert plan.buffer_size_bytes == 28 + 9 * 8
+    assert view_oracle.faults(plan, comparison.block_axes(request)) == set()
+    for memory, num_blocks in ((98, 8), (99, 8), (100, 9), (111, 9)):  # 9 x 11 = 99 bytes, and the gap
+        found = kvpage.plan(build.request(*layers, memory_bytes=memory))
+        assert found.num_blocks == num_blocks
+        assert found.buffer_size_bytes <= memory
+
+
 SHARERS: list[tuple[Json, Json, bool]] = [
     (KV_FIRST, KV_FIRST, True),
     (KV_FIRST, {"shape": build.KV_SHAPE}, False),
