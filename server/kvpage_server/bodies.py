@@ -12,6 +12,7 @@ from kvpage.errors import SpecInvalid, UnsupportedMediaType, shorten
 MAX_WAIT_S = 30.0
 
 _WAIT = re.compile(r"wait\s*=\s*\"?(\d{1,9})\"?")
+_REFUSED = re.compile(r"q\s*=\s*0(\.0*)?")
 _CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)\"?", re.IGNORECASE)
 
 
@@ -57,8 +58,8 @@ def query_wait_s(request: Request) -> float:
 
 
 def accepts_gzip(request: Request) -> bool:
+    accepted: dict[str, bool] = {}
     for coding in request.headers.get("accept-encoding", "").split(","):
         name, _, parameters = coding.partition(";")
-        if name.strip().lower() in ("gzip", "*"):
-            return not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", parameters)
-    return False
+        accepted[name.strip().lower()] = not _REFUSED.fullmatch(parameters.strip())
+    return accepted.get("gzip", accepted.get("*", False))

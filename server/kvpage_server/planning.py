@@ -54,8 +54,9 @@ class Planned:
 class PlanService:
     """Owns the planning threads; `close()` waits for them. Everything else runs on the event loop."""
 
-    def __init__(self, planner: Planner, cache: PlanCache) -> None:
+    def __init__(self, planner: Planner, cache: PlanCache, *, max_pending: int = MAX_PENDING) -> None:
         self._planner = planner
+        self._max_pending = max_pending
         self._cache = cache
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kvpage-plan")
         self._num_pending = 0
@@ -111,9 +112,9 @@ class PlanService:
         return Answer(representation=plain, body=body)
 
     async def in_thread(self, work: Callable[[], _Result]) -> _Result:
-        """Run pure work beside the event loop. Raises `RateLimited` when `MAX_PENDING` wait already."""
-        if self._num_pending >= MAX_PENDING:
-            raise RateLimited(f"{MAX_PENDING} plans are being computed; try again shortly")
+        """Run pure work beside the event loop. Raises `RateLimited` when `max_pending` wait already."""
+        if self._num_pending >= self._max_pending:
+            raise RateLimited(f"{self._num_pending} plans are being computed; try again shortly")
         self._num_pending += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -13,9 +13,11 @@ import httpx
 import pytest
 
 import kvpage
-from kvpage.errors import CannotUnify
+from kvpage.errors import CannotUnify, RateLimited
 from kvpage.plans import Plan
 from kvpage_server.app import create_app
+from kvpage_server.plan_cache import PlanCache
+from kvpage_server.planning import PlanService
 from support.api_in_process import in_process, settings_without_worker
 from support.plan_requests import small_request, wide_request
 from support.problems import assert_problem
@@ -217,21 +219,25 @@ async def test_the_loop_answers_while_a_plan_is_computed(run_dir: Path) -> None:
     assert alive.json() == {"status": "ok"}
 
 
-async def test_too_many_plans_at_once_are_429(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvpage_server.planning.MAX_PENDING", 1)
+async def test_too_many_plans_at_once_are_refused() -> None:
     computing, finish = threading.Event(), threading.Event()
 
-    def slow(request: Mapping[str, Any]) -> Plan:
+    def slow() -> str:
         computing.set()
         assert finish.wait(60)
-        return kvpage.plan(request)
+        return "planned"
 
-    async with in_process(create_app(settings_without_worker(run_dir), planner=slow)) as api:
-        planning = asyncio.ensure_future(api.post("/v1/plans", json=small_request()))
+    plans = PlanService(kvpage.plan, PlanCache(1 << 20), max_pending=1)
+    try:
+        planning = asyncio.ensure_future(plans.in_thread(slow))
         assert await asyncio.to_thread(computing.wait, 60)
-        assert_problem(await api.post("/v1/plans", json=small_request(num_blocks=2)), "rate-limited")
+        with pytest.raises(RateLimited):
+            await plans.in_thread(slow)
         finish.set()
-        assert (await planning).status_code == 201
+        assert await planning == "planned"
+        assert await plans.in_thread(slow) == "planned"
+    finally:
+        plans.close()
 
 
 async def test_the_largest_plan_that_is_served_has_a_bound(api: httpx.AsyncClient) -> None:
