@@ -199,6 +199,6 @@ def error_from_code(
 def shorten(value: object) -> str:
     """`value` as printable text of at most `MAX_ECHO_CHARS` characters, for use in messages."""
     text = value if isinstance(value, str) else repr(value)
-    if len(text) > MAX_ECHO_CHARS:
-        text = text[: MAX_ECHO_CHARS - 1] + "…"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    # Escape first: what cannot be encoded grows to six characters each.
+    text = text[: MAX_ECHO_CHARS + 1].encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= MAX_ECHO_CHARS else text[: MAX_ECHO_CHARS - 1] + "…"
