@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _UCRED = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; no constant in Python 3.11
-_GROUPS_BYTES = 4 * 65536  # NGROUPS_MAX
+_GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def supplementary_groups(sock: socket.socket) -> frozenset[int]:
-    """The peer's supplementary group ids; empty where the kernel cannot tell."""
+    """The peer's supplementary group ids; empty where the kernel cannot tell, or has more than 256 to tell."""
     try:
         data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
     except OSError as error:
-        if error.errno in (errno.ENOPROTOOPT, errno.ENODATA):
+        if error.errno in (errno.ENOPROTOOPT, errno.ENODATA, errno.ERANGE):
             return frozenset()
         raise
     return frozenset(gid for (gid,) in struct.iter_unpack("I", data))

@@ -18,10 +18,10 @@ PROGRAM = Path(__file__).with_name("remote_program.py")
 class RemoteClient:
     """`do` sends a command and returns the answer; `kill` ends the process as a crash would."""
 
-    def __init__(self, *, prefix: Sequence[str] = (), **popen: Any) -> None:
-        """`prefix`: a command that runs the client, such as `unshare`. `popen`: passed on, for users and groups."""
+    def __init__(self, *, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: a command that runs the client, such as `unshare`."""
         self._child = subprocess.Popen(
-            [*prefix, sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **popen
+            [*prefix, sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     @property
@@ -46,6 +46,13 @@ class RemoteClient:
         self._child.kill()
         assert readable(pidfd)
         os.close(pidfd)
+        self._reap()
+
+    def end(self) -> None:
+        """Let it end by itself; returns when it has."""
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        assert self._child.wait(60) == 0
         self._reap()
 
     def _reap(self) -> None:
