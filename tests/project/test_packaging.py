@@ -18,7 +18,7 @@ import kvpage_server
 from support.checkout import ROOT, python_sources
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-BASE_INSTALL = {"httpx", "msgspec", "numpy", "pydantic", "pyyaml", "rich", "typer"}
+BASE_INSTALL = {"httpcore", "httpx", "msgspec", "pydantic", "pyyaml", "rich", "typer"}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_base_install_has_floors_and_no_ceilings() -> None:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    assert set(PROJECT["optional-dependencies"]) == {"torch", "server", "cuda", "fleet", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"torch", "server", "dev"}
 
 
 def test_the_lock_satisfies_the_floors_and_leaves_torch_to_the_user() -> None:

@@ -14,6 +14,8 @@ import torch
 from kvpage.errors import ProtocolError, SpecInvalid, StaleHandle
 from kvpage.memory.base import MemoryKind
 
+gc.freeze()  # torch brings half a million objects: no collection of a leak check needs to walk them again
+
 SIZE_BYTES = 3 * 4096 + 100  # no multiple of a page
 
 

@@ -60,7 +60,12 @@ def test_a_timer_is_not_run_before_its_time(loop: Loop, clock: Clock) -> None:
 
 def test_other_threads_wake_it(loop: Loop) -> None:
     ran: list[str] = []
-    other = threading.Thread(target=lambda: (loop.post(lambda: ran.append("posted")), loop.post(loop.stop)))
+
+    def tell() -> None:
+        loop.post(lambda: ran.append("posted"))
+        loop.post(loop.stop)
+
+    other = threading.Thread(target=tell)
     other.start()
     loop.run()
     other.join()

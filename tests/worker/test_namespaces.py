@@ -13,18 +13,7 @@ from support.pools import SIZE_BYTES, attach_pool, contents, create_pool
 from support.remote_client import RemoteClient
 from support.worker_process import WorkerProcess
 
-APART = [
-    "unshare",
-    "--user",
-    "--map-root-user",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--ipc",
-    "--net",
-    "--uts",
-]
+APART = ["unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--net", "--uts"]
 OWN_SHM = ["sh", "-c", 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"', "sh"]
 
 
