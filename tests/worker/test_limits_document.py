@@ -1,0 +1,25 @@
+"""docs/protocol.md names the worker's limits as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpage_server.worker_limits import Limits
+from support.checkout import ROOT
+
+LIMITS = Limits()
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"At most {LIMITS.max_waits} requests of a connection may wait",
+        f"({LIMITS.max_holds:,} holds on one connection)",
+        f"more than {LIMITS.max_queued_bytes >> 20} MiB of replies waits",
+        f"taken nothing for {LIMITS.stall_s:.0f} s",
+        f"not said hello {LIMITS.hello_s:.0f} s after",
+        "taken 80 % of the descriptors",
+    ],
+)
+def test_every_limit_is_the_one_in_the_code(sentence: str) -> None:
+    assert sentence in (ROOT / "docs" / "protocol.md").read_text()
