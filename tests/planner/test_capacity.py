@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import kvpage
-from kvpage.errors import NotEnoughMemory
+from kvpage.errors import KvpageError, NotEnoughMemory
 from planner import build, oracle
-from planner.random_requests import small_request
+from planner.random_requests import random_request, small_request
 
 Json = dict[str, Any]
 
@@ -148,3 +148,42 @@ def test_memory_is_used_to_the_last_whole_block(spare: int) -> None:
     assert plan.num_blocks == 100
     assert plan.buffer_size_bytes == 3 * 65_536 * 100
     assert plan.waste.unallocated_bytes == spare
+
+
+# --- waste: where the bytes of one request go -------------------------------------------------------
+
+
+def test_the_waste_of_a_padded_draft() -> None:
+    """MiMo 3:2: 577 blocks of five draft layers with 32,768 bytes of padding each, and 17 tokens never filled."""
+    layers = [build.full("full.{i}", size=192, count=10), build.sliding("draft.{i}", count=5)]
+    request = build.request(*layers, max_model_len=16_384, max_num_batched_tokens=8192, memory_bytes=40 << 30)
+    waste = kvpage.plan(request).waste
+    assert waste.total_bytes == 1_290_240_000
+    assert waste.padding_bytes == 577 * 5 * 32_768
+    assert waste.group_rounding_bytes == 0
+    assert waste.tail_bytes == 17 * 5 * 4096  # 577 x 16 tokens, of which 1,023 + 8,192 may be held
+    assert waste.live_bytes == 10 * 16_384 * 6144 + 5 * 9215 * 4096
+    assert waste.unallocated_bytes == (40 << 30) - 87_381 * 491_520
+
+
+def test_the_waste_of_an_empty_slot() -> None:
+    """Nine layers in two groups of five leave one slot: a page of every block of that group."""
+    layers = [build.full("full.{i}", count=9), build.sliding("a.{i}", count=5)]
+    waste = kvpage.plan(build.request(*layers, max_model_len=8192)).waste
+    assert waste.group_rounding_bytes == 512 * 65_536
+    assert waste.padding_bytes == 0
+    assert waste.total_bytes == (2 * 512 + 193) * 5 * 65_536
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_waste_and_live_bytes_add_up_to_the_request(seed: int) -> None:
+    request = random_request(random.Random(seed))
+    try:
+        plan = kvpage.plan(request)
+    except KvpageError:
+        return
+    waste = plan.waste
+    parts = (waste.live_bytes, waste.padding_bytes, waste.group_rounding_bytes, waste.tail_bytes)
+    assert min(parts) >= 0
+    assert sum(parts) == waste.total_bytes == plan.capacity.request_bytes
+    assert waste.unallocated_bytes + plan.buffer_size_bytes == request["memory_bytes"] or not plan.groups

@@ -41,11 +41,11 @@ PADDED = build.request(
     build.full("a", heads=2, size=4), build.sliding("b", heads=2, size=3), num_blocks=4, max_model_len=1
 )  # pages of 512 and 384 bytes over the same buffer
 GAPS = build.request(
-    build.full("a", heads=2, size=3, page_size_padded=512),
+    build.full("a", heads=2, size=1, page_size_padded=512),
     build.sliding("b", heads=2, size=1, page_size_padded=512),
     num_blocks=4,
     max_model_len=1,
-)  # 384 and 128 bytes of data in pages of 512
+)  # 128 bytes of data in pages of 512
 STATES = build.request(build.state("s", [[4], [2]], ["bfloat16", "float32"]), num_blocks=4)  # 8 + 8 bytes
 
 
@@ -117,7 +117,11 @@ def test_two_groups_that_step_over_blocks_by_different_strides() -> None:
     plan = kvpage.plan(GAPS)
     strides = plan.layers["b"].tensors[0].strides_bytes
     assert strides[0] == 512
-    assert_broken(with_view(plan, "b", strides_bytes=changed(strides, 0, 256)), GAPS, "other group")
+    broken = with_view(plan, "b", strides_bytes=changed(strides, 0, 256))
+    assert_broken(broken, GAPS, "other group")
+    consistent = with_layer(broken, "b", page_size_bytes=256, page_size_padded=256)
+    group = replace(plan.groups[1], page_size_bytes=256, block_stride_bytes=256)
+    assert_broken(replace(consistent, groups=(plan.groups[0], group)), GAPS, "other group")
 
 
 def test_a_view_that_reaches_into_the_next_page() -> None:
