@@ -36,7 +36,7 @@ def answer(request: Json) -> Json:
     try:
         return _plan(request)
     except RefusedError as refusal:
-        return {"refused": refusal.facts["why"], "arguable": False, **refusal.facts}
+        return {"refused": refusal.facts["why"], "arguable": False, "short_of_memory": False, **refusal.facts}
 
 
 def _plan(request: Json) -> Json:
@@ -53,8 +53,9 @@ def _plan(request: Json) -> Json:
     groups, width, page_sum = arrange(layers)
     plan = blocks_and_bytes(request, groups, width, page_sum)
     place(plan, groups, page_sum is not None)
-    check_layouts(groups, page_sum is not None, plan["offsets"])
-    check_memory(request, plan)
+    check_layouts(groups, page_sum is not None, plan["offsets"], is_short_of_memory(request, plan))
+    if is_short_of_memory(request, plan):
+        raise RefusedError(why="not-enough-memory")
     plan["layers"] = {layer["name"]: outcome(layer, old) for layer, old in zip(layers, before, strict=True)}
     if page_sum is not None:
         for layer_facts in plan["layers"].values():
@@ -240,13 +241,10 @@ def blocks_and_bytes(request: Json, groups: list[list[Json]], width: int, page_s
     }
 
 
-def check_memory(request: Json, plan: Json) -> None:
+def is_short_of_memory(request: Json, plan: Json) -> bool:
     """There must be a block beside the null block, and room for one request where the number of blocks is asked for."""
-    if plan["groups"] and plan["num_blocks"] < 1 + NULL_BLOCKS:
-        raise RefusedError(why="not-enough-memory")
-    blocks = sum(plan["blocks"])
-    if "num_blocks" in request and plan["num_blocks"] < blocks + NULL_BLOCKS:
-        raise RefusedError(why="not-enough-memory")
+    needed = NULL_BLOCKS + (sum(plan["blocks"]) if "num_blocks" in request else 1)
+    return bool(plan["groups"]) and plan["num_blocks"] < needed
 
 
 def place(plan: Json, groups: list[list[Json]], own_buffers: bool) -> None:
@@ -262,8 +260,18 @@ def place(plan: Json, groups: list[list[Json]], own_buffers: bool) -> None:
     plan["own_buffers"] = own_buffers
 
 
-def check_layouts(groups: list[list[Json]], own_buffers: bool, offsets: dict[str, int]) -> None:
+def check_layouts(groups: list[list[Json]], own_buffers: bool, offsets: dict[str, int], short_of_memory: bool) -> None:
     """Refuse what no strided view can show."""
+    try:
+        check_views(groups, offsets)
+        if not own_buffers:
+            check_sharing(groups)
+    except RefusedError as refusal:
+        refusal.facts["short_of_memory"] = short_of_memory
+        raise
+
+
+def check_views(groups: list[list[Json]], offsets: dict[str, int]) -> None:
     for layer in (layer for group in groups for layer in group):
         starts = state_starts(layer, offsets[layer["name"]])
         if any(page_bytes(layer) % item for _, item in starts):
@@ -272,8 +280,6 @@ def check_layouts(groups: list[list[Json]], own_buffers: bool, offsets: dict[str
             raise RefusedError(why="uneven", layer=layer["name"], arguable=True)
         if page_bytes(layer) > data_bytes(layer):
             check_gap(layer)
-    if not own_buffers:
-        check_sharing(groups)
 
 
 def check_sharing(groups: list[list[Json]]) -> None:
