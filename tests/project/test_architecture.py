@@ -26,7 +26,13 @@ LAYERS = (
 # Library -> the only modules (with what lies in them) that may import it. What is not named here is free.
 DOORS = {
     "torch": ("kvpage.client.views", "kvpage.client.attachment", "kvpage.integrations", "kvpage.cli.demo_pattern"),
-    "pydantic": ("kvpage.request", "kvpage.request_layers", "kvpage.request_backends", "kvpage.pointers", "kvpage_server"),
+    "pydantic": (
+        "kvpage.request",
+        "kvpage.request_layers",
+        "kvpage.request_backends",
+        "kvpage.pointers",
+        "kvpage_server",
+    ),
     "httpx": ("kvpage.client.http",),
     "typer": ("kvpage.cli",),
     "rich": ("kvpage.cli",),
