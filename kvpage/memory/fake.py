@@ -17,19 +17,20 @@ class FakeCalls(HostCalls):
     `close` and `unmap` are counted and never fail: nobody could do anything about it.
     """
 
-    def __init__(self, *, fail_at: int | None = None, before_commit: Callable[[], None] = lambda: None) -> None:
-        """`before_commit` runs before each step of committing, in the thread that commits: it may wait there."""
+    def __init__(self, *, fail_at: int | None = None, before: Callable[[str], None] = lambda name: None) -> None:
+        """`before` is told the name of each call that can fail before it is made, and may wait: so may a driver."""
         self.fail_at = fail_at
         self.counts: Counter[str] = Counter()
         self.open_fds: set[int] = set()
         self.open_maps: set[int] = set()
         self._fallible_calls = 0
-        self._before_commit = before_commit
+        self._before = before
 
     def __repr__(self) -> str:
         return f"<FakeCalls {self._fallible_calls} made, {len(self.open_fds)} fds and {len(self.open_maps)} maps open>"
 
     def _count(self, name: str) -> None:
+        self._before(name)
         self.counts[name] += 1
         self._fallible_calls += 1
         if self._fallible_calls == self.fail_at:
@@ -48,7 +49,6 @@ class FakeCalls(HostCalls):
         super().resize(fd, size_bytes)
 
     def commit(self, fd: int, offset: int, size_bytes: int) -> None:
-        self._before_commit()
         self._count("commit")
         super().commit(fd, offset, size_bytes)
 

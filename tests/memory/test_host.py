@@ -192,13 +192,14 @@ def test_a_forked_child_does_not_inherit_the_mapping() -> None:
 
 
 TENSOR_AT_EXIT_PROGRAM = """
-import atexit, torch
+import atexit
+atexit.register(lambda: print(int(tensor.add_(1).sum())))  # runs after whatever is registered from here on
+import torch
 from kvpage.memory.host import HostMemory
 with HostMemory().create(4096) as chunk:
     mapping = chunk.map()
 tensor = torch.frombuffer(mapping.buffer, dtype=torch.uint8)
 mapping.close()
-atexit.register(lambda: print(int(tensor.add_(1).sum())))
 """
 
 

@@ -22,16 +22,19 @@ from kvpage_server.worker_server import Server
 
 
 class Gate:
-    """Holds up the thread that commits memory: `arrived` is set when it waits, `open` lets it and all others pass."""
+    """Holds up whoever is about to make one system call: `arrived` is set when one waits, `open` lets all pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: str = "commit") -> None:
+        self._call = call
         self.arrived = threading.Event()
         self._opened = threading.Event()
 
     def open(self) -> None:
         self._opened.set()
 
-    def pass_through(self) -> None:
+    def pass_through(self, call: str) -> None:
+        if call != self._call:
+            return
         self.arrived.set()
         assert self._opened.wait(60), "nobody opened the gate"
 
@@ -50,7 +53,7 @@ class WorkerThread:
     ) -> None:
         self.gate = gate
         self._closed = False
-        self.calls = FakeCalls(fail_at=fail_at, before_commit=gate.pass_through if gate else lambda: None)
+        self.calls = FakeCalls(fail_at=fail_at, before=gate.pass_through if gate else lambda call: None)
         self.memory = FakeMemory(available=memory_bytes, calls=self.calls)
         self._endpoint = Endpoint(RunDirectory(run_dir), "host", None)
         self.socket_path = self._endpoint.path

@@ -38,7 +38,7 @@ REQUESTS: list[messages.RequestBody] = [
     messages.GetPool(pool_id=POOL_ID),
     messages.FindPool(name="mimo"),
     messages.WaitPool(pool_id=POOL_ID, timeout_s=0.5),
-    messages.DeletePool(pool_id=POOL_ID),
+    messages.DeletePool(pool_id=POOL_ID, timeout_s=2.5),
     messages.Attach(name="mimo", plan_id=PLAN_ID, epoch=EPOCH, known_plan_id=PLAN_ID),
     messages.Detach(hold_id=7),
     messages.ExportPool(pool_id=POOL_ID),

@@ -198,25 +198,30 @@ def test_an_ordinary_client_may_neither_adopt_nor_export(worker: WorkerProcess, 
             client.request(messages.ExportPool(pool_id="pool-0123456789abcdef"))
 
 
-def test_a_worker_with_pools_of_its_own_refuses_another_epoch(keeper: WorkerClient, legacy: Legacy) -> None:
+def test_a_worker_with_pools_of_its_own_refuses_another_epoch(
+    worker: WorkerProcess, keeper: WorkerClient, legacy: Legacy
+) -> None:
     create_pool(keeper, "own")
-    epoch = keeper.epoch
+    epoch, before = keeper.epoch, worker.num_fds()
     with pytest.raises(StaleHandle):
         legacy.offer(keeper)
     assert keeper.epoch == epoch
+    assert worker.settles_at(before, keeper)
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"name": "other"}, {"pool_id": "pool-fedcba9876543210"}], ids=["both", "same id", "same name"]
 )
 def test_a_name_or_id_that_is_taken_is_a_conflict(
-    keeper: WorkerClient, legacy: Legacy, changes: dict[str, object]
+    worker: WorkerProcess, keeper: WorkerClient, legacy: Legacy, changes: dict[str, object]
 ) -> None:
     legacy.offer(keeper)
+    before = worker.num_fds()
     again = Legacy(record(**changes))
     with pytest.raises(Conflict):
         again.offer(keeper)
     again.close()
+    assert worker.settles_at(before, keeper)
 
 
 def test_a_worker_adopts_several_pools_of_one_epoch(keeper: WorkerClient, legacy: Legacy) -> None:

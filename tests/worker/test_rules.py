@@ -163,8 +163,8 @@ def test_descriptors_must_be_acknowledged_before_the_next_ones_come(worker: Work
 # --- clients that do not read ----------------------------------------------------------------------------------------
 
 
-def fill(silent: RawClient, bystander: WorkerClient) -> None:
-    """Ask without reading until the worker takes no more even after it had its turn, or has hung up."""
+def fill(silent: RawClient, bystander: WorkerClient) -> bool:
+    """Ask without reading until the worker takes no more even after it had its turn; False when it has hung up."""
     silent.socket.setblocking(False)
     payload = messages.encode(messages.RequestFrame(id=1, body=messages.ListPools()))
     data = header(len(payload), 0) + payload
@@ -177,14 +177,15 @@ def fill(silent: RawClient, bystander: WorkerClient) -> None:
             refused += 1
             bystander.ask(messages.DescribeDevice(), messages.DeviceState)  # answered in the round that reads the rest
         except BrokenPipeError:
-            return
+            return False
+    return True
 
 
 def test_a_client_that_never_reads_blocks_nobody_else(worker: WorkerProcess) -> None:
     with worker.client() as bystander, RawClient(worker.socket_path) as silent:
         for number in range(20):
             create_pool(bystander, f"{number}" + "n" * 250, size_bytes=4096)
-        fill(silent, bystander)
+        assert fill(silent, bystander), "the worker took every request until it lost patience"
         for _ in range(20):
             _, mapping = attach_pool(bystander, "0" + "n" * 250)
             mapping.close()

@@ -96,6 +96,19 @@ def test_deleting_it_meanwhile_stops_the_creation_and_tells_who_waits(held_up: W
     assert not held_up.calls.open_fds
 
 
+def test_a_pool_deleted_when_its_memory_is_all_but_ready_is_given_back(run_dir: Path) -> None:
+    gate = Gate("seal")  # behind the last look at whether anybody still wants the pool
+    with WorkerThread(run_dir, gate=gate) as worker, worker.client() as client, RawClient(worker.socket_path) as raw:
+        pool = begin(client, gate)
+        asked = raw.send(messages.DeletePool(pool_id=pool.pool_id))
+        while wait_for(client, pool, 0).state != "deleting":
+            pass
+        gate.open()
+        assert raw.answer(asked).body == messages.PoolDeleted(pool_id=pool.pool_id)
+    assert worker.calls.counts["seal"] == 1
+    assert not worker.calls.open_fds
+
+
 def test_memory_that_cannot_be_committed_leaves_a_failed_pool_that_says_why(run_dir: Path) -> None:
     with WorkerThread(run_dir, fail_at=2) as worker, worker.client() as client:
         pool = create_pool(client)
