@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvpage._version import __version__ as __version__
+    from kvpage.client.async_http import AsyncClient as AsyncClient
     from kvpage.client.attachment import Attachment as Attachment
     from kvpage.client.connection import Connection as Connection
     from kvpage.client.connection import attach as attach
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kvpage.request import PlanRequest as PlanRequest
 
 _HOMES = {
+    "AsyncClient": "kvpage.client.async_http",
     "Attachment": "kvpage.client.attachment",
     "Client": "kvpage.client.http",
     "Connection": "kvpage.client.connection",
@@ -38,6 +40,7 @@ _HOMES = {
     "plan": "kvpage.planner.planner",
 }
 __all__ = [  # provided by __getattr__
+    "AsyncClient",
     "Attachment",
     "Client",
     "Connection",

@@ -83,6 +83,7 @@ def show(
 def delete(
     name: Annotated[str, typer.Argument(help="Name of the pool.")],
     device: Device = None,
+    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds that holders may take to let go.")] = 0.0,
     run_dir: RunDir = None,
     url: Url = None,
     token_file: TokenFile = None,
@@ -90,7 +91,7 @@ def delete(
     """Give a pool's memory back. Refused, naming the holders, while a process has it attached."""
     with _client(run_dir, url, token_file) as client:
         pool = client.find_pool(name, device)
-        client.delete_pool(pool.id)
+        client.delete_pool(pool.id, wait_s=wait_s)
     Console(highlight=False, stderr=True).print(f"deleted {pool.name} on {pool.device}")
 
 

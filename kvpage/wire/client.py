@@ -125,7 +125,7 @@ class WorkerClient:
         Raises the error the worker answered with, or `WorkerLost` when the connection ended or no reply came in time;
         the client is closed then, as a late reply could be taken for another's.
         """
-        wait_s = body.timeout_s if isinstance(body, messages.WaitPool) else 0.0
+        wait_s = body.timeout_s if isinstance(body, messages.WaitPool | messages.DeletePool) else 0.0
         deadline = time.monotonic() + self.timeout_s + wait_s
         try:
             with self._lock:

@@ -145,9 +145,11 @@ class WaitPool(Body, frozen=True, kw_only=True):
 
 
 class DeletePool(Body, frozen=True, kw_only=True):
-    """Answered when the worker has given the memory back."""
+    """Answered when the worker has given the memory back, or refused when the pool is held for longer."""
 
     pool_id: PoolId
+    timeout_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0.0
+    """How long holders may take to let go."""
 
 
 class Attach(Body, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ TICK_S = 5.0
 """How often the worker is asked for its pools; it also finds a lost worker whose process the kernel cannot name."""
 END_GRACE_S = 10.0
 EXTERNAL_RETRY_S = 0.25
+NUM_ASKING_THREADS, NUM_WAITING_THREADS = 8, 32
 FIRST_DELAY_S, LONGEST_DELAY_S, HEALTHY_S = 0.1, 10.0, 10.0
 
 _Body = TypeVar("_Body", bound=messages.Body)
@@ -54,10 +55,25 @@ class RestartDelay:
         return delay_s
 
 
+class WorkerThreads:
+    """Where blocking requests to workers run. Those that are answered late have threads of their own, so that however
+    many of them wait, the others find a thread at once.
+    """
+
+    def __init__(self) -> None:
+        self.asking = ThreadPoolExecutor(NUM_ASKING_THREADS, thread_name_prefix="kvpage-worker-call")
+        self.waiting = ThreadPoolExecutor(NUM_WAITING_THREADS, thread_name_prefix="kvpage-worker-wait")
+
+    def shutdown(self) -> None:
+        """Waits until every request is answered."""
+        self.asking.shutdown()
+        self.waiting.shutdown()
+
+
 class DeviceLink:
     """Keeps one connection while `run()` runs. Lives on the event loop; the blocking client is used from threads."""
 
-    def __init__(self, device: str, settings: Settings, threads: ThreadPoolExecutor, owner: LinkOwner) -> None:
+    def __init__(self, device: str, settings: Settings, threads: WorkerThreads, owner: LinkOwner) -> None:
         self.device = device
         self.state: DeviceStateName = "starting"
         self.detail = "no worker has answered yet"
@@ -105,7 +121,7 @@ class DeviceLink:
             with self._new_client() as client:
                 return client.ask(body, kind)
 
-        return await self._in_thread(ask)
+        return await asyncio.get_running_loop().run_in_executor(self._threads.waiting, ask)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -249,7 +265,7 @@ class DeviceLink:
         self.ready.clear()
         client, self._client = self._client, None
         if client is not None:
-            self._threads.submit(client.close)  # it waits for a request that is under way
+            self._threads.asking.submit(client.close)  # it waits for a request that is under way
 
     async def _noticing_loss(self, client: WorkerClient, work: Callable[[], _Result]) -> _Result:
         try:
@@ -260,4 +276,4 @@ class DeviceLink:
             raise
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads.asking, work)

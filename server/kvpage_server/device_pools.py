@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
 
 from kvpage.client.resources import Device
-from kvpage.errors import Conflict, KvpageError, PoolNotFound, ProtocolError, WorkerLost
+from kvpage.errors import Conflict, Draining, KvpageError, PoolNotFound, ProtocolError, WorkerLost
 from kvpage.wire import messages
 from kvpage.wire.channel import close_fds
 from kvpage.wire.messages import PoolState
-from kvpage_server.device_link import DeviceLink
+from kvpage_server.device_link import DeviceLink, WorkerThreads
 from kvpage_server.held_pools import HeldPool, HeldPools
 from kvpage_server.planning import EncodedPlan
 from kvpage_server.settings import Settings
@@ -37,7 +36,7 @@ class Creation:
 class DevicePools:
     """Owner of the link to the worker and of the descriptors of its pools. Lives on the event loop."""
 
-    def __init__(self, device: str, settings: Settings, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, device: str, settings: Settings, threads: WorkerThreads) -> None:
         self.device = device
         self.link = DeviceLink(device, settings, threads, self)
         self.held = HeldPools()
@@ -94,13 +93,29 @@ class DevicePools:
             stop.cancel()
         return await task if task.done() else await self.get(pool.pool_id)
 
-    async def delete(self, pool_id: str) -> None:
-        """Give the memory back. Raises `Conflict` naming the holders."""
+    async def delete(self, pool_id: str, *, timeout_s: float, stopping: asyncio.Event) -> None:
+        """Give the memory back. Raises `Conflict` naming the holders that have not let go within `timeout_s`."""
         if pool_id not in self.not_adopted:
-            await self.link.ask_apart(messages.DeletePool(pool_id=pool_id), messages.PoolDeleted)
+            await self._deleted(pool_id, timeout_s, stopping)
         async with self._holding:
             self.not_adopted.pop(pool_id, None)
             self.held.release(pool_id)
+
+    async def _deleted(self, pool_id: str, timeout_s: float, stopping: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            left_s = max(0.0, deadline_s - loop.time())
+            body = messages.DeletePool(pool_id=pool_id, timeout_s=min(left_s, WAIT_STEP_S))
+            try:
+                await self.link.ask_apart(body, messages.PoolDeleted)
+                return
+            except Conflict as error:
+                if stopping.is_set() and left_s > 0:
+                    text = f"the server is shutting down and waits no longer for holders: {error.message}"
+                    raise Draining(text, details=error.details) from error
+                if left_s <= WAIT_STEP_S:
+                    raise
 
     def plan(self, plan_id: str) -> bytes | None:
         """The plan of a held pool."""

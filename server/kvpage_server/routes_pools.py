@@ -98,8 +98,8 @@ async def get_pool(request: Request, pool_id: str) -> Response:
 
 
 async def delete_pool(request: Request, pool_id: str) -> Response:
-    """204 when the memory is given back."""
-    await services_of(request).pools.delete_pool(pool_id)
+    """204 when the memory is given back. `?wait=N` waits for holders to let go."""
+    await services_of(request).pools.delete_pool(pool_id, wait_s=query_wait_s(request))
     return Response(status_code=204)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvpage.client.resources import Check, Device
@@ -20,13 +19,12 @@ from kvpage.errors import (
     shorten,
 )
 from kvpage.wire.messages import PoolState
+from kvpage_server.device_link import WorkerThreads
 from kvpage_server.device_pools import Creation, DevicePools
 from kvpage_server.planning import EncodedPlan
 from kvpage_server.settings import Settings
 
 logger = logging.getLogger("kvpage.api")
-
-NUM_THREADS = 32  # most of them asleep in requests to workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class Supervisor:
     """Started and stopped by the lifespan; everything runs on its event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kvpage-worker-call")
+        self._threads = WorkerThreads()
         self._devices = {device: DevicePools(device, settings, self._threads) for device in settings.devices}
         self._runs: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -115,10 +113,10 @@ class Supervisor:
         owner, pool = await self._find(pool_id)
         return await owner.settled(pool, timeout_s=wait_s, stopping=self._stopping)
 
-    async def delete_pool(self, pool_id: str) -> None:
-        """Raises `Conflict` naming the holders."""
+    async def delete_pool(self, pool_id: str, *, wait_s: float = 0.0) -> None:
+        """Waits up to `wait_s` for holders to let go. Raises `Conflict` naming those who have not."""
         owner, _ = await self._find(pool_id)
-        await owner.delete(pool_id)
+        await owner.delete(pool_id, timeout_s=wait_s, stopping=self._stopping)
 
     async def plan(self, plan_id: str) -> bytes:
         """The plan of a pool that is held. Raises `PlanNotFound`."""

@@ -11,7 +11,7 @@ from kvpage_server.worker_limits import FDS_PER_POOL, Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
-from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
+from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable, held
 from kvpage_server.worker_waiting import Waiting
 
 
@@ -26,6 +26,8 @@ class PoolLifecycle:
         self._limits = limits
         self._num_clients = num_clients
         self._waiting = Waiting(loop)
+        self._until_free = Waiting(loop)
+        """Requests to delete pools that are held."""
 
     def create(self, connection: Connection, request_id: int, body: messages.CreatePool) -> None:
         _check_create(body)
@@ -59,9 +61,28 @@ class PoolLifecycle:
     def delete(self, connection: Connection, request_id: int, body: messages.DeletePool) -> None:
         pool = self._pools.get(body.pool_id)
         self._waiting.check_room(connection)
+        if not pool.holders or body.timeout_s == 0:
+            self._delete(pool, [(connection, request_id)])
+            return
+        self._until_free.add(
+            pool,
+            connection,
+            request_id,
+            on_removed=messages.PoolDeleted(pool_id=pool.pool_id),
+            timeout_s=body.timeout_s,
+            on_timeout=lambda: held(pool),
+        )
+
+    def released(self, pool: Pool) -> None:
+        """A hold on the pool has ended; if it was the last one, a deletion may go on."""
+        if not pool.holders and (asked := self._until_free.take(pool)):
+            self._delete(pool, asked)
+
+    def _delete(self, pool: Pool, asked: list[tuple[Connection, int]]) -> None:
         previous = pool.state
         memory = self._pools.begin_delete(pool)
-        self._waiting.add(pool, connection, request_id, on_removed=messages.PoolDeleted(pool_id=pool.pool_id))
+        for connection, request_id in asked:
+            self._waiting.add(pool, connection, request_id, on_removed=messages.PoolDeleted(pool_id=pool.pool_id))
         if memory is not None:
             self._close(pool, memory)
         elif previous == "failed":
@@ -70,11 +91,13 @@ class PoolLifecycle:
 
     def disconnected(self, connection: Connection) -> None:
         self._waiting.forget(connection)
+        self._until_free.forget(connection)
 
     def drain(self) -> None:
         for pool in self._pools:
             pool.abandoned.set()
-        self._waiting.end_all(Draining("the worker is ending; ask its successor"))
+        for waiting in (self._waiting, self._until_free):
+            waiting.end_all(Draining("the worker is ending; ask its successor"))
 
     def _check_fds(self) -> None:
         limit = self._limits.max_fds_with_pools

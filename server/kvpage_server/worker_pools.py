@@ -210,7 +210,7 @@ class PoolTable:
         Raises `Conflict` naming the holders, if there are any.
         """
         if pool.holders:
-            raise _held(pool)
+            raise held(pool)
         pool.state = "deleting"
         pool.abandoned.set()
         memory, pool.memory = pool.memory, None
@@ -247,7 +247,8 @@ class PoolTable:
                 raise AssertionError(f"{self!r}: pool {pool.pool_id} has memory or holders in state {pool.state}")
 
 
-def _held(pool: Pool) -> Conflict:
+def held(pool: Pool) -> Conflict:
+    """Why a pool is not deleted now, naming the first holders."""
     named = list(pool.holders.values())[:MAX_HOLDERS_NAMED]
     people = ", ".join(f"pid {holder.pid} uid {holder.uid} ({shorten(holder.client_name)})" for holder in named[:3])
     return Conflict(

@@ -27,7 +27,7 @@ class Requests:
         self._handle_kinds = [keeper.memory.handle_kind]
         self._num_clients = num_clients
         self._lifecycle = PoolLifecycle(pools, keeper, loop, limits, num_clients=num_clients)
-        self._sharing = PoolSharing(pools, keeper, limits)
+        self._sharing = PoolSharing(pools, keeper, limits, on_released=self._lifecycle.released)
 
     def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
         match body:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvpage.errors import NotFound, PermissionDenied, ProtocolError, SpecInvalid, StaleHandle, TooManyClients
 from kvpage.memory.base import Chunk
@@ -20,10 +20,13 @@ from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
 class PoolSharing:
     """Everything that moves descriptors between processes."""
 
-    def __init__(self, pools: PoolTable, keeper: MemoryKeeper, limits: Limits) -> None:
+    def __init__(
+        self, pools: PoolTable, keeper: MemoryKeeper, limits: Limits, *, on_released: Callable[[Pool], None]
+    ) -> None:
         self._pools = pools
         self._keeper = keeper
         self._limits = limits
+        self._on_released = on_released
 
     def attach(self, connection: Connection, request_id: int, body: messages.Attach) -> None:
         connection.require_acknowledged()
@@ -65,11 +68,14 @@ class PoolSharing:
             raise NotFound(f"this connection has no hold {body.hold_id}", details={"hold_id": body.hold_id})
         self._pools.release(pool, body.hold_id)
         connection.reply(request_id, messages.Detached(hold_id=body.hold_id))
+        self._on_released(pool)
 
     def disconnected(self, connection: Connection) -> None:
-        for hold_id, pool in connection.holds.items():
-            self._pools.release(pool, hold_id)
+        holds = dict(connection.holds)
         connection.holds.clear()
+        for hold_id, pool in holds.items():
+            self._pools.release(pool, hold_id)
+            self._on_released(pool)
 
     def export(self, connection: Connection, request_id: int, body: messages.ExportPool) -> None:
         _require_api(connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from kvpage.errors import KvpageError, RateLimited
 from kvpage.wire.messages import ReplyBody
@@ -11,12 +12,14 @@ from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_loop import Loop, Timer
 from kvpage_server.worker_pools import Pool
 
+Answer: TypeAlias = ReplyBody | KvpageError
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Waiter:
     connection: Connection
     request_id: int
-    on_removed: ReplyBody | KvpageError
+    on_removed: Answer
     timer: Timer | None = None
 
 
@@ -42,9 +45,9 @@ class Waiting:
         connection: Connection,
         request_id: int,
         *,
-        on_removed: ReplyBody | KvpageError,
+        on_removed: Answer,
         timeout_s: float | None = None,
-        on_timeout: Callable[[], ReplyBody] | None = None,
+        on_timeout: Callable[[], Answer] | None = None,
     ) -> None:
         """Answer the request when the pool settles, or with `on_removed` when it is gone, or when time is over."""
         self.check_room(connection)
@@ -64,6 +67,10 @@ class Waiting:
         for waiter in self._take(pool):
             _answer(waiter, waiter.on_removed)
 
+    def take(self, pool: Pool) -> list[tuple[Connection, int]]:
+        """Stop waiting for the pool, without an answer; each connection with the request it still expects one to."""
+        return [(waiter.connection, waiter.request_id) for waiter in self._take(pool)]
+
     def end_all(self, error: KvpageError) -> None:
         for pool in list(self._waiters):
             for waiter in self._take(pool):
@@ -75,7 +82,7 @@ class Waiting:
             for waiter in [waiter for waiter in self._waiters[pool] if waiter.connection is connection]:
                 self._drop(pool, waiter)
 
-    def _time_out(self, pool: Pool, waiter: _Waiter, answer: Callable[[], ReplyBody]) -> None:
+    def _time_out(self, pool: Pool, waiter: _Waiter, answer: Callable[[], Answer]) -> None:
         self._drop(pool, waiter)
         _answer(waiter, answer())
 
@@ -94,7 +101,7 @@ class Waiting:
             waiter.timer.cancel()
 
 
-def _answer(waiter: _Waiter, answer: ReplyBody | KvpageError) -> None:
+def _answer(waiter: _Waiter, answer: Answer) -> None:
     if isinstance(answer, KvpageError):
         waiter.connection.fail(waiter.request_id, answer)
     else:

@@ -1,7 +1,8 @@
-"""`kvpage.Client` against a real server: every answer a frozen value, every problem the error it names."""
+"""Both clients against a real server: every answer a frozen value, every problem the error it names."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,8 +23,11 @@ from kvpage.errors import (
     SpecInvalid,
 )
 from kvpage.request import PlanRequest
+from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from support.api_service import ApiService
+from support.blocking_client import BOTH_CLIENTS
+from support.eventually import until
 from support.leaks import leak_guard
 from support.plan_requests import small_request
 from support.pools import attach_pool
@@ -38,10 +42,16 @@ def service() -> Iterator[ApiService]:
             yield service
 
 
+@pytest.fixture(params=BOTH_CLIENTS, ids=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> type[Client]:
+    found: type[Client] = request.param
+    return found
+
+
 @pytest.fixture
-def client(service: ApiService) -> Iterator[Client]:
+def client(service: ApiService, kind: type[Client]) -> Iterator[Client]:
     """A client of a server without pools; none is left behind."""
-    with kvpage.Client(run_dir=str(service.run_directory.path), timeout_s=60) as client:
+    with kind(run_dir=str(service.run_directory.path), timeout_s=60) as client:
         yield client
         for pool in client.pools():
             client.delete_pool(pool.id)
@@ -77,6 +87,24 @@ def test_a_pool_comes_and_goes(client: Client) -> None:
     for ask in (client.get_pool, client.delete_pool, client.pool_tensors):
         with pytest.raises(PoolNotFound):
             ask(pool.id)
+
+
+def test_a_deletion_waits_for_holders_and_then_names_them(service: ApiService, client: Client) -> None:
+    pool = client.create_pool(small_request(), name="mimo")
+    with ThreadPoolExecutor(1) as threads:
+        with WorkerClient(service.run_directory.worker_socket("host"), client_name="engine 0") as worker:
+            _, mapping = attach_pool(worker)
+            mapping.close()
+            with pytest.raises(Conflict) as raised:
+                client.delete_pool(pool.id, wait_s=0.05)
+            [holder] = raised.value.details["holders"]
+            assert holder == {"pid": os.getpid(), "uid": os.geteuid(), "client_name": "engine 0"}
+            deleting = threads.submit(client.delete_pool, pool.id, wait_s=30)
+            # The server, the engine, and the connection on which the server waits.
+            until(lambda: worker.ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 3)
+            assert not deleting.done()
+        deleting.result()
+    assert client.pools() == []
 
 
 def test_a_creation_need_not_be_waited_for(client: Client) -> None:
@@ -166,17 +194,22 @@ def test_eight_creations_at_once_make_one_pool(client: Client) -> None:
     assert {pool.state for pool in pools} == {"ready"}
 
 
-def test_closing_twice_is_fine_and_ends_it(service: ApiService) -> None:
-    client = service.client()
-    client.close()
-    client.close()
-    assert client.closed
-    with pytest.raises(RuntimeError):
-        client.pools()
+def test_closing_twice_is_fine_and_ends_it(service: ApiService, kind: type[Client]) -> None:
+    with kind(run_dir=str(service.run_directory.path)) as client:
+        assert not client.closed
+        assert "open" in repr(client)
+        client.close()
+        client.close()
+        assert client.closed
+        assert "closed" in repr(client)
+        with pytest.raises(RuntimeError):
+            client.pools()
 
 
-def test_a_server_that_ended_is_reported_and_its_successor_is_found(no_leaks: None, run_dir: Path) -> None:
-    with ApiService(run_dir) as service, service.client() as client:
+def test_a_server_that_ended_is_reported_and_its_successor_is_found(
+    no_leaks: None, run_dir: Path, kind: type[Client]
+) -> None:
+    with ApiService(run_dir) as service, kind(run_dir=str(run_dir), timeout_s=60) as client:
         assert client.health().status == "ready"
         service.terminate()
         with pytest.raises(DeviceUnavailable):

@@ -33,7 +33,12 @@ DOORS = {
         "kvpage.pointers",
         "kvpage_server",
     ),
-    "httpx": ("kvpage.client.http",),
+    "httpx": (
+        "kvpage.client.http",
+        "kvpage.client.async_http",
+        "kvpage.client.address",
+        "kvpage.client.unix_transport",
+    ),
     "typer": ("kvpage.cli",),
     "rich": ("kvpage.cli",),
     "yaml": ("kvpage.cli",),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -11,8 +13,11 @@ import pytest
 
 import kvpage
 from kvpage.client.http import Client
+from kvpage.errors import Draining
+from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from support.api_service import ApiService
+from support.eventually import until
 from support.plan_requests import small_request
 from support.pools import attach_pool
 from support.problems import assert_problem
@@ -131,6 +136,54 @@ def test_a_held_pool_is_not_deleted_and_its_holders_are_named(shared_service: Ap
     assert http.delete(path).status_code == 204
 
 
+def test_a_deletion_waits_for_holders_as_long_as_it_is_told_to(shared_service: ApiService, http: httpx.Client) -> None:
+    pool = http.post("/v1/pools", json=body(), headers=WAIT).json()
+    path = f"/v1/pools/{pool['id']}"
+    with ThreadPoolExecutor(1) as threads:
+        with WorkerClient(shared_service.run_directory.worker_socket("host"), client_name="engine 0") as worker:
+            attach_pool(worker)[1].close()
+            problem = assert_problem(http.delete(path, params={"wait": "0.05"}), "conflict")
+            assert problem["details"]["holders"] == [
+                {"pid": os.getpid(), "uid": os.geteuid(), "client_name": "engine 0"}
+            ]
+            deleting = threads.submit(http.delete, path, params={"wait": "30"})
+            until(lambda: worker.ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 3)
+            assert http.get(path).json()["state"] == "ready"
+            assert not deleting.done()
+        assert deleting.result().status_code == 204
+    assert_problem(http.delete(path, params={"wait": "30"}), "pool-not-found")
+
+
+def test_deletions_that_wait_keep_nobody_else_from_the_worker(shared_service: ApiService, http: httpx.Client) -> None:
+    paths = []
+    for number in range(12):  # more than the threads that ask workers
+        request = small_request(memory_bytes=1 << 20)
+        pool = http.post("/v1/pools", json=body(f"p{number}", request=request), headers=WAIT).json()
+        paths.append(f"/v1/pools/{pool['id']}")
+    with ThreadPoolExecutor(12) as threads:
+        with WorkerClient(shared_service.run_directory.worker_socket("host")) as worker:
+            for number in range(12):
+                attach_pool(worker, f"p{number}")[1].close()
+            deleting = [threads.submit(http.delete, path, params={"wait": "30"}) for path in paths]
+            until(lambda: worker.ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 14)
+            assert len(http.get("/v1/pools").json()["pools"]) == 12
+            assert not any(waiting.done() for waiting in deleting)
+        assert {waiting.result().status_code for waiting in deleting} == {204}
+
+
+def test_a_server_that_ends_waits_for_no_holder(no_leaks: None, run_dir: Path) -> None:
+    with ApiService(run_dir) as service, service.client() as client, ThreadPoolExecutor(1) as threads:
+        pool = client.create_pool(small_request(), name="mimo")
+        with WorkerClient(service.run_directory.worker_socket("host")) as worker:
+            attach_pool(worker)[1].close()
+            deleting = threads.submit(client.delete_pool, pool.id, wait_s=30)
+            until(lambda: worker.ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 3)
+            service.terminate()
+            with pytest.raises(Draining) as raised:
+                deleting.result()
+            assert raised.value.details["num_holders"] == 1
+
+
 def test_deleting_gives_the_memory_back_in_every_process(shared_service: ApiService, http: httpx.Client) -> None:
     pool = http.post("/v1/pools", json=body(), headers=WAIT).json()
     assert num_memfds(shared_service.pid) == 2  # buffer and control block
@@ -161,7 +214,8 @@ def test_a_device_describes_itself(shared_service: ApiService, http: httpx.Clien
 @pytest.mark.parametrize("wait", ["-1", "x", "nan", ""])
 def test_a_wait_must_be_a_number_of_seconds(http: httpx.Client, wait: str) -> None:
     pool = http.post("/v1/pools", json=body(), headers=WAIT).json()
-    assert_problem(http.get(f"/v1/pools/{pool['id']}", params={"wait": wait}), "spec-invalid")
+    for method in ("GET", "DELETE"):
+        assert_problem(http.request(method, f"/v1/pools/{pool['id']}", params={"wait": wait}), "spec-invalid")
 
 
 def test_over_tcp_without_a_token_plans_are_served_and_pools_are_not(shared_service: ApiService) -> None:

@@ -1,0 +1,189 @@
+"""What a client asks of the API process and how it reads the answers, without sending anything.
+
+Each function here is one method of both clients. It yields requests, is sent the answers, and returns what the
+method returns; so waiting loops and decoding exist once, and a client only carries requests.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from kvpage.client.problem import error_of
+from kvpage.client.resources import Device, DeviceList, Health, Pool, PoolList, PoolTensors
+from kvpage.errors import Conflict, PoolNotFound, ProtocolError, error_from_code, shorten
+from kvpage.plans import Plan
+
+MAX_WAIT_S = 30.0
+"""The longest wait the server grants in one request."""
+
+_Result = TypeVar("_Result")
+_Resource = TypeVar("_Resource", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One HTTP request."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    """JSON."""
+    query: Mapping[str, str] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wait_s: float = 0.0
+    """How much longer than usual the answer may take."""
+
+    @property
+    def all_headers(self) -> dict[str, str]:
+        return {**self.headers, **({} if self.body is None else {"Content-Type": "application/json"})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back for a `Request`."""
+
+    status: int
+    content: bytes
+
+    def checked(self, *, expected: tuple[int, ...] = ()) -> bytes:
+        """The content. Raises the error a problem names, unless its status is `expected` to carry an answer."""
+        if self.status >= 400 and self.status not in expected:
+            raise error_of(self.status, self.content)
+        return self.content
+
+
+Call: TypeAlias = Generator[Request, Answer, _Result]
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def plan(request: object) -> Call[Plan]:
+    answer = yield Request(method="POST", path="/v1/plans", body=_request_json(request))
+    return Plan.from_json(answer.checked())
+
+
+def get_plan(plan_id: str) -> Call[Plan]:
+    answer = yield Request(method="GET", path=f"/v1/plans/{_segment(plan_id)}")
+    return Plan.from_json(answer.checked())
+
+
+# --- pools -----------------------------------------------------------------------------------------------------------
+
+
+def create_pool(request: object, *, name: str, device: str, plan_id: str | None, wait_s: float) -> Call[Pool]:
+    deadline_s = time.monotonic() + wait_s
+    expected = {} if plan_id is None else {"plan_id": plan_id}
+    asked = {"name": name, "device": device, "request": msgspec.Raw(_request_json(request)), **expected}
+    granted_s = _granted(wait_s)
+    headers = {"Prefer": f"wait={math.ceil(granted_s)}"}
+    pool = yield from _get(
+        Request(method="POST", path="/v1/pools", body=_encode(asked), headers=headers, wait_s=granted_s), Pool
+    )
+    while pool.state == "creating" and (left_s := deadline_s - time.monotonic()) > 0:
+        pool = yield from get_pool(pool.id, wait_s=left_s)
+    if pool.error is not None:
+        raise error_from_code(pool.error.code, pool.error.message, details=pool.error.details)
+    return pool
+
+
+def pools() -> Call[list[Pool]]:
+    return (yield from _get(Request(method="GET", path="/v1/pools"), PoolList)).pools
+
+
+def get_pool(pool_id: str, *, wait_s: float) -> Call[Pool]:
+    return (yield from _get(_waiting("GET", pool_id, wait_s), Pool))
+
+
+def find_pool(name: str, device: str | None) -> Call[Pool]:
+    query = {"name": name} if device is None else {"name": name, "device": device}
+    found = (yield from _get(Request(method="GET", path="/v1/pools", query=query), PoolList)).pools
+    if not found:
+        where = "" if device is None else f" on {device}"
+        raise PoolNotFound(f"there is no pool named {shorten(repr(name))}{where}", details={"name": name})
+    if len(found) > 1:
+        devices = [pool.device for pool in found]
+        raise Conflict(
+            f"{', '.join(devices)} each have a pool named {shorten(repr(name))}; name the device",
+            details={"devices": devices},
+        )
+    return found[0]
+
+
+def delete_pool(pool_id: str, *, wait_s: float) -> Call[None]:
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        answer = yield _waiting("DELETE", pool_id, deadline_s - time.monotonic())
+        try:
+            answer.checked()
+            return
+        except Conflict:
+            if time.monotonic() >= deadline_s:
+                raise
+
+
+def pool_tensors(pool_id: str) -> Call[PoolTensors]:
+    return (yield from _get(Request(method="GET", path=f"/v1/pools/{_segment(pool_id)}/tensors"), PoolTensors))
+
+
+# --- the server ------------------------------------------------------------------------------------------------------
+
+
+def devices() -> Call[list[Device]]:
+    return (yield from _get(Request(method="GET", path="/v1/devices"), DeviceList)).devices
+
+
+def health() -> Call[Health]:
+    answer = yield Request(method="GET", path="/readyz", query={"verbose": ""})
+    return _decode(answer.checked(expected=(503,)), Health)
+
+
+# --- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _get(request: Request, kind: type[_Resource]) -> Call[_Resource]:
+    answer = yield request
+    return _decode(answer.checked(), kind)
+
+
+def _waiting(method: str, pool_id: str, wait_s: float) -> Request:
+    granted_s = _granted(wait_s)
+    query = {"wait": f"{granted_s:.3f}"} if granted_s else None
+    return Request(method=method, path=f"/v1/pools/{_segment(pool_id)}", query=query, wait_s=granted_s)
+
+
+def _request_json(request: object) -> bytes:
+    """A plan request as JSON. A `PlanRequest` is sent without its defaults, as it was written."""
+    if isinstance(request, Mapping):
+        return _encode(request)
+    dump = getattr(request, "model_dump", None)  # pydantic is imported by those who use its models, not here
+    if dump is None:
+        raise TypeError(f"a plan request is a mapping or a PlanRequest, not {type(request).__name__}")
+    return _encode(dump(mode="json", exclude_unset=True))
+
+
+def _encode(value: Any) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def _decode(content: bytes, kind: type[_Resource]) -> _Resource:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"the server's answer is not a {kind.__name__}: {shorten(str(error))}") from error
+
+
+def _granted(wait_s: float) -> float:
+    return max(0.0, min(wait_s, MAX_WAIT_S))
+
+
+def _segment(identifier: str) -> str:
+    """`identifier` as one segment of a path."""
+    return quote(identifier, safe=":")
