@@ -6,7 +6,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,5 +68,8 @@ def _memfd_mappings() -> Counter[str]:
 
 
 def _children() -> Counter[str]:
-    threads = Path("/proc/self/task").iterdir()
-    return Counter(f"pid {pid}" for thread in threads for pid in (thread / "children").read_text().split())
+    found: Counter[str] = Counter()
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found.update(f"pid {pid}" for pid in (thread / "children").read_text().split())
+    return found
