@@ -19,6 +19,10 @@ class Timing:
     def median_s(self) -> float:
         return median(self.runs_s)
 
+    def divided(self, count: int) -> Timing:
+        """Of one of `count` pieces of work that each run did."""
+        return Timing(self.name, tuple(run_s / count for run_s in self.runs_s))
+
     def percentile_s(self, percent: int) -> float:
         return self.runs_s[min(len(self.runs_s) - 1, len(self.runs_s) * percent // 100)]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import attaching
 import importing
 import planning
+import serving
 
 
 def main() -> None:
     importing.main()
     planning.main()
     attaching.main()
+    serving.main()
 
 
 if __name__ == "__main__":

@@ -57,9 +57,12 @@ def query_wait_s(request: Request) -> float:
     return min(wait_s, MAX_WAIT_S)
 
 
-def accepts_gzip(request: Request) -> bool:
+def accepts_gzip(accept_encoding: str) -> bool:
+    """What the value of `Accept-Encoding` says, "" when there is none."""
+    if "gzip" not in accept_encoding.lower() and "*" not in accept_encoding:
+        return False
     accepted: dict[str, bool] = {}
-    for coding in request.headers.get("accept-encoding", "").split(","):
+    for coding in accept_encoding.split(","):
         name, _, parameters = coding.partition(";")
         accepted[name.strip().lower()] = not _REFUSED.fullmatch(parameters.strip())
     return accepted.get("gzip", accepted.get("*", False))

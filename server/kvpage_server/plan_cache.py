@@ -6,8 +6,7 @@ Everything in it can be computed again, so forgetting is never wrong. Used from 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Form: TypeAlias = Literal["full", "groups"]
 Encoding: TypeAlias = Literal["identity", "gzip"]
@@ -15,8 +14,7 @@ Encoding: TypeAlias = Literal["identity", "gzip"]
 ENTRY_OVERHEAD_BYTES = 512  # an entry's key, list node and object headers, roughly and rather too much
 
 
-@dataclass(frozen=True, slots=True)
-class Representation:
+class Representation(NamedTuple):
     """One way to send one plan."""
 
     plan_id: str
@@ -26,12 +24,12 @@ class Representation:
     @property
     def etag(self) -> str:
         """Strong: differs whenever the bytes differ."""
-        suffix = "" if self == Representation(self.plan_id) else f"-{self.form}-{self.encoding}"
+        is_plain = self.form == "full" and self.encoding == "identity"
+        suffix = "" if is_plain else f"-{self.form}-{self.encoding}"
         return f'"{self.plan_id}{suffix}"'
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDigest:
+class RequestDigest(NamedTuple):
     """sha256 of a request body as it was sent."""
 
     digest: bytes

@@ -69,12 +69,11 @@ class PlanService:
 
     async def plan_body(self, body: bytes, *, max_bytes: int) -> Planned:
         """The plan for a request body. The same bytes are looked up, not read again."""
-        digest = RequestDigest(hashlib.sha256(body).digest())
-        plan_id = self._cache.get(digest)
-        if plan_id is not None and self.knows(plan_id.decode()):
-            return Planned(plan_id=plan_id.decode(), known=True)
+        plan_id = self.plan_id_of(body)
+        if plan_id is not None and self.knows(plan_id):
+            return Planned(plan_id=plan_id, known=True)
         plan = await self.in_thread(lambda: self._encoded(strict_json.loads(body, max_bytes=max_bytes)))
-        self._cache.put(digest, plan.plan_id.encode())
+        self._cache.put(_digest(body), plan.plan_id.encode())
         known = self.knows(plan.plan_id)
         if not known:
             self.remember(plan.plan_id, plan.json)
@@ -86,6 +85,11 @@ class PlanService:
         if not self.knows(plan.plan_id):
             self.remember(plan.plan_id, plan.json)
         return plan
+
+    def plan_id_of(self, body: bytes) -> str | None:
+        """Of the plan these very bytes have led to, unless it is forgotten."""
+        plan_id = self._cache.get(_digest(body))
+        return None if plan_id is None else plan_id.decode()
 
     def knows(self, plan_id: str) -> bool:
         return self.full(plan_id) is not None
@@ -99,6 +103,18 @@ class PlanService:
 
     async def answer(self, wanted: Representation) -> Answer:
         """`wanted`, or its uncompressed twin when compression does not pay. Raises `PlanNotFound`."""
+        return self.ready_answer(wanted) or await self._new_answer(wanted)
+
+    def ready_answer(self, wanted: Representation) -> Answer | None:
+        """The same, if it is in the cache as it is to be sent."""
+        plain = wanted if wanted.encoding == "identity" else Representation(wanted.plan_id, wanted.form)
+        body = self._cache.get(plain)
+        if body is None or wanted is plain or len(body) < MIN_GZIP_BYTES:
+            return None if body is None else Answer(representation=plain, body=body)
+        compressed = self._cache.get(wanted)
+        return None if compressed is None else Answer(representation=wanted, body=compressed)
+
+    async def _new_answer(self, wanted: Representation) -> Answer:
         full = self.full(wanted.plan_id)
         if full is None:
             raise PlanNotFound(
@@ -140,6 +156,10 @@ class PlanService:
                 details={"size_bytes": len(encoded), "limit_bytes": MAX_PLAN_BYTES},
             )
         return EncodedPlan(plan_id=plan.plan_id, buffer_size_bytes=plan.buffer_size_bytes, json=encoded)
+
+
+def _digest(body: bytes) -> RequestDigest:
+    return RequestDigest(hashlib.sha256(body).digest())
 
 
 def _without_layers(plan: bytes) -> bytes:

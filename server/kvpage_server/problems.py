@@ -71,12 +71,17 @@ def problem_response(error: KvpageError, request_id: str, headers: Mapping[str, 
     return response
 
 
+def internal_error() -> InternalError:
+    """For a mistake of kvpage's, of which the caller learns nothing more."""
+    return InternalError("kvpage made a mistake; the server's log has the cause under this request_id")
+
+
 def request_id_of(scope: Mapping[str, Any]) -> str:
     return str(scope.get("state", {}).get("request_id", "-"))
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Answer every exception a route may raise; what is raised elsewhere is caught by the request-id middleware."""
+    """Answer every exception a route may raise; what is raised elsewhere is answered by the request-id middleware."""
 
     async def from_kvpage(request: Request, error: Exception) -> Response:
         assert isinstance(error, KvpageError)
@@ -90,9 +95,13 @@ def install_handlers(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return problem_response(_validation_error(error), request_id_of(request.scope))
 
+    async def from_bug(request: Request, error: Exception) -> Response:
+        return problem_response(internal_error(), request_id_of(request.scope))
+
     app.add_exception_handler(KvpageError, from_kvpage)
     app.add_exception_handler(HTTPException, from_http)
     app.add_exception_handler(RequestValidationError, from_validation)
+    app.add_exception_handler(Exception, from_bug)  # the framework then raises it again, to be logged
 
 
 def _http_problem(app: FastAPI, request: Request, error: HTTPException) -> Response:

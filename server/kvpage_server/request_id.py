@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import secrets
 
-from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvpage.errors import InternalError
-from kvpage_server.problems import problem_response
+from kvpage_server.problems import internal_error, problem_response
 
 logger = logging.getLogger("kvpage.api")
 
+_OWN_PREFIX = secrets.token_hex(4)
+_own_ids = itertools.count()
 _ACCEPTED_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -33,13 +34,14 @@ class RequestIdMiddleware:
             return
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
+        header = (b"x-request-id", request_id.encode())
         started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                message["headers"] = [*message["headers"], header]
             await send(message)
 
         try:
@@ -49,12 +51,11 @@ class RequestIdMiddleware:
         except Exception:  # the last resort: a bug must neither end the server nor reach the client
             logger.exception("request %s failed", request_id)
             if not started:
-                error = InternalError("kvpage made a mistake; the server's log has the cause under this request_id")
-                await problem_response(error, request_id)(scope, receive, send_with_id)
+                await problem_response(internal_error(), request_id)(scope, receive, send_with_id)
 
 
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _ACCEPTED_ID.fullmatch(value):
             return str(value, "ascii")
-    return secrets.token_hex(8)
+    return f"{_OWN_PREFIX}{next(_own_ids) & 0xFFFFFFFF:08x}"

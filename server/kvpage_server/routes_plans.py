@@ -9,11 +9,8 @@ from kvpage.errors import PlanNotFound, SpecInvalid, shorten
 from kvpage_server.bodies import accepts_gzip, json_body
 from kvpage_server.openapi import PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
 from kvpage_server.plan_cache import Form, Representation
-from kvpage_server.planning import Answer
+from kvpage_server.plan_response import PlanResponse
 from kvpage_server.services import services_of
-
-# A plan never changes, so whoever has it need not ask again. It may be forgotten here all the same.
-_FOREVER = "max-age=31536000, immutable"
 
 
 def add_routes(app: FastAPI) -> None:
@@ -33,8 +30,7 @@ async def post_plan(request: Request) -> Response:
     body = await json_body(request)
     planned = await services.plans.plan_body(body, max_bytes=services.settings.max_body_bytes)
     answer = await services.plans.answer(_wanted(request, planned.plan_id))
-    location = {"Location": f"/v1/plans/{planned.plan_id}"}
-    return _response(answer, 200 if planned.known else 201, location)
+    return PlanResponse(answer, 200 if planned.known else 201, is_location_new=True)
 
 
 async def get_plan(request: Request, plan_id: str) -> Response:
@@ -47,8 +43,8 @@ async def get_plan(request: Request, plan_id: str) -> Response:
         services.plans.remember(plan_id, await services.pools.plan(plan_id))  # a plan in use is never forgotten
         answer = await services.plans.answer(wanted)
     if _has_already(request, answer.representation):
-        return _response(answer, 304)
-    return _response(answer, 200)
+        return PlanResponse(answer, 304)
+    return PlanResponse(answer, 200)
 
 
 def _form(request: Request) -> Form:
@@ -61,7 +57,8 @@ def _form(request: Request) -> Form:
 
 
 def _wanted(request: Request, plan_id: str, form: Form = "full") -> Representation:
-    return Representation(plan_id, form, "gzip" if accepts_gzip(request) else "identity")
+    accepted = ",".join(request.headers.getlist("accept-encoding"))
+    return Representation(plan_id, form, "gzip" if accepts_gzip(accepted) else "identity")
 
 
 def _has_already(request: Request, representation: Representation) -> bool:
@@ -71,14 +68,3 @@ def _has_already(request: Request, representation: Representation) -> bool:
             if tag.strip() == "*" or tag.strip().removeprefix("W/") == representation.etag:
                 return True
     return False
-
-
-def _response(answer: Answer, status: int, extra_headers: dict[str, str] | None = None) -> Response:
-    headers = {"ETag": answer.representation.etag, "Vary": "Accept-Encoding", **(extra_headers or {})}
-    if status in (200, 304) and not extra_headers:
-        headers["Cache-Control"] = _FOREVER
-    if status == 304:
-        return Response(status_code=304, headers=headers)
-    if answer.representation.encoding == "gzip":
-        headers["Content-Encoding"] = "gzip"
-    return Response(answer.body, status_code=status, media_type="application/json", headers=headers)

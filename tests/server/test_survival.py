@@ -172,7 +172,7 @@ def test_a_pool_the_next_worker_refuses_stays_visible_and_can_be_deleted(no_leak
             worker.kill()
             until(lambda: client.devices()[0].state == "lost")
             os.kill(service.pid, signal.SIGSTOP)  # the successor gets a pool of its own, and so an epoch, first
-            with WorkerProcess(run_dir) as successor, successor.client() as direct:
+            with WorkerProcess(run_dir, "--adopt-within", "0") as successor, successor.client() as direct:
                 own = create_pool(direct, "own")
                 os.kill(service.pid, signal.SIGCONT)
                 until(lambda: client.devices()[0].state == "ready")
