@@ -53,13 +53,13 @@ class RunDirectory:
 
     @classmethod
     def default(cls, explicit: str | None = None, *, system: Path = SYSTEM_RUN_DIRECTORY) -> RunDirectory:
-        """The folder asked for, else the first of: KVPAGE_RUN_DIR, /run/kvpage if writable,
-        $XDG_RUNTIME_DIR/kvpage, a private folder of this user among the temporary files.
+        """The folder asked for, else the first of: KVPAGE_RUN_DIR, /run/kvpage if this user may write to it or connect
+        to a socket in it, $XDG_RUNTIME_DIR/kvpage, a private folder of this user among the temporary files.
         """
         chosen = explicit or os.environ.get("KVPAGE_RUN_DIR")
         if chosen:
             return cls(Path(chosen).absolute())
-        if os.access(system, os.W_OK | os.X_OK):
+        if os.access(system, os.W_OK | os.X_OK) or _has_socket_for_us(system):
             return cls(system)
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         if runtime:
@@ -103,6 +103,12 @@ class RunDirectory:
         if group is not None:
             os.chown(self.path, -1, group)
             self.path.chmod(0o750)
+
+
+def _has_socket_for_us(path: Path) -> bool:
+    """Whether a server or worker there admits this user: connecting to a Unix socket takes the right to write to it."""
+    sockets = [path / "kvpage.sock", *path.glob("worker-*.sock")]
+    return any(os.access(socket, os.W_OK) and socket.is_socket() for socket in sockets)
 
 
 def _check_private(path: Path) -> None:

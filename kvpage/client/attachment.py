@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Mapping as ReadOnlyDict
 from typing import TYPE_CHECKING, Self
 
@@ -24,8 +24,11 @@ class Attachment:
     so, when the last of them dies. A forked child has neither: attach again there.
     """
 
-    def __init__(self, views: PlannedViews, pool: PoolState, mapping: Mapping, wrap: Wrap) -> None:
+    def __init__(
+        self, views: PlannedViews, pool: PoolState, mapping: Mapping, wrap: Wrap, connection_ended: Callable[[], bool]
+    ) -> None:
         """Use `kvpage.attach` or `Connection.attach`."""
+        self._connection_ended = connection_ended
         self._plan = views.plan
         self._pool = pool
         self._pid = os.getpid()
@@ -60,6 +63,15 @@ class Attachment:
     @property
     def closed(self) -> bool:
         return self._tensors is None
+
+    @property
+    def detached(self) -> bool:
+        """Whether the worker knows nothing of this attachment any more: it died, or the connection to it ended.
+
+        The memory goes on to be readable and writable, and is not given back before it is unmapped here; but the pool
+        can be deleted meanwhile. Attach again, naming the `epoch`, before relying on it.
+        """
+        return self._connection_ended()
 
     @property
     def tensors(self) -> Tensors:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from kvpage.client.attachment import Attachment
+from kvpage.client.patience import Patience
 from kvpage.client.views import PlannedViews, Wrap, wrap_host
 from kvpage.errors import (
     Conflict,
@@ -42,14 +43,35 @@ def attach(
     epoch: str | None = None,
     client_name: str | None = None,
     wrap: Wrap = wrap_host,
+    timeout_s: float = 10.0,
 ) -> Attachment:
     """Map pool `name` into this process. Needs only the worker; the pool stays held until the memory is unmapped.
 
     `device`: ask this one only; else every worker in the run directory. `plan_id`, `epoch`: refuse any other.
-    `wrap`: how the mapped memory becomes a uint8 tensor. Raises `PoolNotFound`, `Conflict` (several devices have the
-    name, or the pool is not ready), `StaleHandle`, `WorkerLost`, `DeviceUnavailable`, `PermissionDenied`.
+    `wrap`: how the mapped memory becomes a uint8 tensor. `timeout_s`: how long to go on trying while no worker answers
+    or it refuses for now (`error.retryable`): a worker that dies has a successor soon.
+
+    Raises `PoolNotFound`, `Conflict` (several devices have the name, or the pool is not ready), `StaleHandle`,
+    `WorkerLost`, `DeviceUnavailable`, `PermissionDenied`.
     """
     runs = RunDirectory.default(run_dir)
+    with Patience(runs.path, timeout_s) as patience:
+        while True:
+            try:
+                return _attach_once(name, runs, device, plan_id, epoch, client_name, wrap)
+            except KvpageError as error:
+                patience.wait(error)
+
+
+def _attach_once(
+    name: str,
+    runs: RunDirectory,
+    device: str | None,
+    plan_id: str | None,
+    epoch: str | None,
+    client_name: str | None,
+    wrap: Wrap,
+) -> Attachment:
     where = device if device is not None else _device_with(name, runs)
     connection = Connection(runs.worker_socket(where), client_name=client_name)
     try:
@@ -147,7 +169,7 @@ class Connection:
             views = self._views(attached, reply.fds, known)
             mapping = self._map(attached, reply.fds, views.plan.buffer_size_bytes)
             undo.callback(mapping.close)
-            attachment = Attachment(views, attached.pool, mapping, wrap)
+            attachment = Attachment(views, attached.pool, mapping, wrap, lambda: self._client.ended)
             undo.pop_all()
         self._plan_ids[name] = attached.pool.plan_id
         self._holds.add(attached.hold_id)

@@ -63,6 +63,15 @@ class FrameReader:
     def __repr__(self) -> str:
         return f"<FrameReader {len(self._data)} bytes, {len(self._fds)} descriptors>"
 
+    @property
+    def has_untaken_fds(self) -> bool:
+        return bool(self._fds)
+
+    @property
+    def unread(self) -> bytes:
+        """What has come of a frame that is not whole."""
+        return bytes(self._data)
+
     def read(self, sock: socket.socket) -> bool:
         """Take what one `recvmsg` gives; False at the end of the stream.
 
@@ -133,6 +142,21 @@ class Outbox:
 
     def __repr__(self) -> str:
         return f"<Outbox {len(self._frames)} frames, {self.num_bytes} bytes>"
+
+    @property
+    def has_unsent_fds(self) -> bool:
+        return any(frame.fds for frame in self._frames)
+
+    @property
+    def unsent(self) -> bytes:
+        """The rest of all frames, without the descriptors of those that have not begun."""
+        return b"".join(frame.rest for frame in self._frames)
+
+    def push_rest(self, data: bytes) -> None:
+        """Queue the rest of frames that another process has begun to send."""
+        if data:
+            self._frames.append(_Outgoing(data, ()))
+            self.num_bytes += len(data)
 
     def push(self, payload: bytes, fds: Sequence[int] = ()) -> None:
         """Queue a frame and take over `fds`, which are closed even if the frame is refused."""

@@ -84,6 +84,16 @@ class WorkerClient:
     def closed(self) -> bool:
         return self._closing or self._socket is None
 
+    @property
+    def ended(self) -> bool:
+        """Whether the connection is over, from whichever side: then nothing is held through it any more."""
+        fd = self.fileno()
+        if self.closed or fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(fd, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
     def fileno(self) -> int:
         """Of the socket. While no request is under way it becomes readable when the worker is gone; -1 when closed."""
         sock = self._socket

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
 import struct
 from dataclasses import dataclass
 
 _UCRED = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; no constant in Python 3.11
+_SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5; no constant in Python 3.11
 _GROUPS_BYTES = 1024  # the most that Python's getsockopt takes: 256 groups
 
 
@@ -36,3 +39,15 @@ def supplementary_groups(sock: socket.socket) -> frozenset[int]:
             return frozenset()
         raise
     return frozenset(gid for (gid,) in struct.iter_unpack("I", data))
+
+
+def pidfd_of(connection_fd: int) -> int | None:
+    """A pidfd, owned by the caller, of the process at the other end: straight from the socket where Linux has that
+    (6.5), else by the peer's id, which is 0 across PID namespaces; None when the kernel cannot name it.
+    """
+    with socket.socket(fileno=os.dup(connection_fd)) as sock:
+        with contextlib.suppress(OSError):
+            return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(peer_of(sock).pid)
+    return None

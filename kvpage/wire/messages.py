@@ -5,44 +5,28 @@ A struct is frozen, refuses fields it does not know, and is named on the wire by
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from kvpage.errors import KvpageError, ProtocolError, error_from_code, shorten
+from kvpage.wire import succession
+from kvpage.wire.values import MAX_NAME_BYTES as MAX_NAME_BYTES
+from kvpage.wire.values import MAX_WAIT_S as MAX_WAIT_S
+from kvpage.wire.values import Body as Body
+from kvpage.wire.values import Epoch, Id, Name, PlanId, PoolId, SizeBytes, WaitS
+from kvpage.wire.values import Role as Role
+from kvpage.wire.values import Value as Value
 
 _T = TypeVar("_T")
 
 PROTOCOL_VERSION = 1
-MAX_SIZE_BYTES = 2**62
 MAX_PLAN_BYTES = 6 << 20  # leaves room for the rest of a reply inside the frame limit of 8 MiB
-MAX_NAME_BYTES = 256
-MAX_WAIT_S = 3600
 MAX_HOLDERS_NAMED = 64  # a PoolState names this many holders and counts all of them
 
-Id: TypeAlias = Annotated[int, Meta(ge=0)]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_BYTES)]
-SizeBytes: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES)]
-PlanId: TypeAlias = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
-Epoch: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-PoolId: TypeAlias = Annotated[str, Meta(pattern=r"^pool-[0-9a-f]{16}\Z")]
-Role: TypeAlias = Literal["client", "api"]
 PoolStateName: TypeAlias = Literal["creating", "ready", "failed", "deleting"]
 DeviceStateName: TypeAlias = Literal["ready", "draining"]
-
-
-def _snake_case(class_name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", class_name).lower()
-
-
-class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message."""
-
-
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=_snake_case):
-    """A message; its field `type` carries the name."""
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -53,7 +37,7 @@ class WireError(Value, frozen=True, kw_only=True):
 
     code: str
     message: str
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @classmethod
     def from_error(cls, error: KvpageError) -> WireError:
@@ -141,14 +125,14 @@ class WaitPool(Body, frozen=True, kw_only=True):
     """Answered when the pool is neither `creating` nor `deleting`, or when `timeout_s` has passed."""
 
     pool_id: PoolId
-    timeout_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)]
+    timeout_s: WaitS
 
 
 class DeletePool(Body, frozen=True, kw_only=True):
     """Answered when the worker has given the memory back, or refused when the pool is held for longer."""
 
     pool_id: PoolId
-    timeout_s: Annotated[float, Meta(ge=0, le=MAX_WAIT_S)] = 0.0
+    timeout_s: WaitS = 0.0
     """How long holders may take to let go."""
 
 
@@ -249,9 +233,27 @@ RequestBody: TypeAlias = (
     | Detach
     | ExportPool
     | AdoptPool
+    | succession.FinishAdoption
+    | succession.TakeOver
+    | succession.TakeConnection
+    | succession.FinishTakeOver
+    | succession.DrainWorker
 )
 ReplyBody: TypeAlias = (
-    Welcome | DeviceState | PoolState | PoolCreated | PoolList | PoolDeleted | Attached | Detached | Exported
+    Welcome
+    | DeviceState
+    | PoolState
+    | PoolCreated
+    | PoolList
+    | PoolDeleted
+    | Attached
+    | Detached
+    | Exported
+    | succession.AdoptionFinished
+    | succession.TakenOver
+    | succession.ConnectionTaken
+    | succession.TakeOverFinished
+    | succession.WorkerDrained
 )
 
 

@@ -9,6 +9,10 @@ _USAGE = "usage: python -m kvpage_server {serve,worker} …\n"
 
 def main() -> int:
     program, arguments = sys.argv[1:2], sys.argv[2:]
+    if program == ["worker"] and arguments[:1] in (["drain"], ["replace"]):
+        from kvpage_server import worker_commands
+
+        return worker_commands.main(arguments)
     if program == ["worker"]:
         from kvpage_server import worker
 

@@ -29,7 +29,8 @@ import msgspec
 from kvpage.errors import ProtocolError, shorten
 from kvpage.memory.base import Chunk
 from kvpage.memory.host import HostMemory
-from kvpage.wire.messages import MAX_PLAN_BYTES, ChunkInfo, Epoch, Name, PlanId, PoolId, Value
+from kvpage.wire.messages import MAX_PLAN_BYTES, ChunkInfo
+from kvpage.wire.values import Epoch, Name, PlanId, PoolId, Value
 
 MAX_BLOCK_BYTES = 16 << 20
 

@@ -103,19 +103,26 @@ class DeviceLink:
         if not self.is_ready:
             raise self._unavailable()
 
-    async def ask(self, body: messages.RequestBody, kind: type[_Body], fds: Sequence[int] = ()) -> _Body:
-        """Raises what the worker answers with, `WorkerLost`, or `DeviceUnavailable` when there is none."""
+    async def ask(self, body: messages.RequestBody, kind: type[_Body]) -> _Body:
+        """Raises what the worker answers with, `WorkerLost`, or `DeviceUnavailable` when there is none that knows its
+        pools: one that has just started would deny those it is still to be handed.
+        """
+        self._require_ready()
+        return await self.ask_early(body, kind)
+
+    async def ask_early(self, body: messages.RequestBody, kind: type[_Body], fds: Sequence[int] = ()) -> _Body:
+        """Like `ask`, for the owner, who does the handing over."""
         client = self._connected_client()
         return await self._noticing_loss(client, partial(client.ask, body, kind, fds))
 
-    async def request(self, body: messages.RequestBody) -> Reply:
-        """Like `ask`, for replies with descriptors, which the caller owns."""
+    async def request_early(self, body: messages.RequestBody) -> Reply:
+        """Like `ask_early`, for replies with descriptors, which the caller owns."""
         client = self._connected_client()
         return await self._noticing_loss(client, partial(client.request, body))
 
     async def ask_apart(self, body: messages.RequestBody, kind: type[_Body]) -> _Body:
         """Like `ask`, on a connection of its own: for answers that take long, while others want to ask too."""
-        self._connected_client()
+        self._require_ready()
 
         def ask() -> _Body:
             with self._new_client() as client:
@@ -255,6 +262,10 @@ class DeviceLink:
         if self._client is None:
             raise self._unavailable()
         return self._client
+
+    def _require_ready(self) -> None:
+        if not self.is_ready:
+            raise self._unavailable()
 
     def _unavailable(self) -> DeviceUnavailable:
         return DeviceUnavailable(

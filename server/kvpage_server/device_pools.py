@@ -11,7 +11,7 @@ import msgspec
 
 from kvpage.client.resources import Device
 from kvpage.errors import Conflict, Draining, KvpageError, PoolNotFound, ProtocolError, WorkerLost
-from kvpage.wire import messages
+from kvpage.wire import messages, succession
 from kvpage.wire.channel import close_fds
 from kvpage.wire.messages import PoolState
 from kvpage_server.device_link import DeviceLink, WorkerThreads
@@ -64,14 +64,14 @@ class DevicePools:
             name=name, plan_id=plan.plan_id, plan=plan.json, buffer_size_bytes=plan.buffer_size_bytes
         )
         reply = await self.link.ask(body, messages.PoolCreated)
-        self._watch(reply.pool)
-        return Creation(pool=reply.pool, created=reply.created)
+        return Creation(pool=self._as_safe_as_it_is(reply.pool), created=reply.created)
 
     async def states(self) -> list[PoolState]:
         """All pools. While the device has no worker: those held for the next one, as they last were."""
         if not self.link.is_ready:
             return [pool.state for pool in self.held]
-        return [*await self._listed(), *(self._refused(pool_id) for pool_id in self.not_adopted)]
+        listed = [self._as_safe_as_it_is(pool) for pool in await self._listed()]
+        return [*listed, *(self._refused(pool_id) for pool_id in self.not_adopted)]
 
     async def get(self, pool_id: str) -> PoolState:
         """Raises `PoolNotFound`, or `DeviceUnavailable` when only a worker could tell."""
@@ -79,7 +79,7 @@ class DevicePools:
             return self._refused(pool_id)
         if not self.link.is_ready and (held := self.held.get(pool_id)):
             return held.state
-        return await self.link.ask(messages.GetPool(pool_id=pool_id), PoolState)
+        return self._as_safe_as_it_is(await self.link.ask(messages.GetPool(pool_id=pool_id), PoolState))
 
     async def settled(self, pool: PoolState, *, timeout_s: float, stopping: asyncio.Event) -> PoolState:
         """`pool` when it is neither creating nor deleting any more and is held, or as it is when time is over."""
@@ -141,6 +141,7 @@ class DevicePools:
             pools = await self._listed()
             if is_new_worker:
                 await self._hand_over(known={pool.pool_id for pool in pools})
+                await self.link.ask_early(succession.FinishAdoption(), succession.AdoptionFinished)
                 pools = await self._listed()
             await self._follow(pools)
 
@@ -150,7 +151,7 @@ class DevicePools:
             await self._follow(await self._listed())
 
     async def _listed(self) -> list[PoolState]:
-        return (await self.link.ask(messages.ListPools(), messages.PoolList)).pools
+        return (await self.link.ask_early(messages.ListPools(), messages.PoolList)).pools
 
     async def _hand_over(self, known: set[str]) -> None:
         self.not_adopted.clear()
@@ -159,13 +160,18 @@ class DevicePools:
             if pool_id in known:
                 continue
             try:
-                await self.link.ask(pool.adoption, PoolState, pool.fds)
+                await self.link.ask_early(pool.adoption, PoolState, pool.fds)
                 logger.info("device %s: worker took over %s (%s)", self.device, pool_id, pool.state.name)
             except WorkerLost:
                 raise
             except KvpageError as error:  # the pool stays held: its memory is still there for its clients
                 logger.error("device %s: worker refused %s: %s", self.device, pool_id, error.message)
                 self.not_adopted[pool_id] = error
+
+    def _as_safe_as_it_is(self, pool: PoolState) -> PoolState:
+        """A pool is shown as ready when the death of its worker cannot lose it any more: when it is held here too."""
+        watching = self._watch(pool)
+        return pool if watching is None or pool.state != "ready" else msgspec.structs.replace(pool, state="creating")
 
     def _refused(self, pool_id: str) -> PoolState:
         held, error = self.held.get(pool_id), self.not_adopted[pool_id]
@@ -216,7 +222,7 @@ class DevicePools:
             logger.warning("device %s: %s: %s", self.device, pool_id, error)
 
     async def _hold(self, pool_id: str) -> None:
-        reply = await self.link.request(messages.ExportPool(pool_id=pool_id))
+        reply = await self.link.request_early(messages.ExportPool(pool_id=pool_id))
         exported = reply.body
         if not isinstance(exported, messages.Exported) or len(reply.fds) != len(exported.chunks) + 1:
             close_fds(reply.fds)

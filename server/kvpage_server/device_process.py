@@ -12,15 +12,14 @@ import sys
 from pathlib import Path
 from typing import Self
 
-from kvpage.wire.credentials import peer_of
+from kvpage.wire.credentials import peer_of, pidfd_of
 from kvpage_server.settings import Settings
 
 LOG_TAIL_BYTES = 2000
 
 # Marks a worker as started by a server, so that the server's successor knows it may end it too.
-_MARK = "KVPAGE_WORKER_OF_SERVER"
+SERVER_MARK = "KVPAGE_WORKER_OF_SERVER"
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-_SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5; no constant in Python 3.11
 
 
 class WatchedProcess:
@@ -56,9 +55,9 @@ class WatchedProcess:
 
     @classmethod
     def behind(cls, connection_fd: int) -> Self | None:
-        """The process at the other end of a Unix socket; None when the kernel cannot name it (see `_peer_pidfd`)."""
+        """The process at the other end of a Unix socket; None when the kernel cannot name it (see `pidfd_of`)."""
         with socket.socket(fileno=os.dup(connection_fd)) as sock:
-            pid, pidfd = peer_of(sock).pid, _peer_pidfd(sock)
+            pid, pidfd = peer_of(sock).pid, pidfd_of(connection_fd)
         return None if pidfd is None else cls(pid, pidfd)
 
     @property
@@ -70,7 +69,7 @@ class WatchedProcess:
             environment = Path(f"/proc/{self.pid}/environ").read_bytes()
         except OSError:
             return False
-        return f"{_MARK}=1".encode() in environment.split(b"\0")
+        return f"{SERVER_MARK}=1".encode() in environment.split(b"\0")
 
     @property
     def exit_status(self) -> int | None:
@@ -127,8 +126,12 @@ class WatchedProcess:
 
 def last_logged_line(settings: Settings, device: str) -> str:
     """What a worker wrote last, which after a failed start is the reason."""
+    return last_line_of(settings.run_directory.worker_log(device))
+
+
+def last_line_of(path: Path) -> str:
     try:
-        with settings.run_directory.worker_log(device).open("rb") as log:
+        with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").strip().splitlines()
     except OSError:
@@ -136,8 +139,13 @@ def last_logged_line(settings: Settings, device: str) -> str:
     return lines[-1] if lines else "(none)"
 
 
+def open_log(path: Path) -> int:
+    """A descriptor to append to the log, owned by the caller."""
+    return os.open(path, _LOG_FLAGS, 0o600)
+
+
 def _spawn(settings: Settings, device: str, ready_fd: int) -> subprocess.Popen[bytes]:
-    log_fd = os.open(settings.run_directory.worker_log(device), _LOG_FLAGS, 0o600)
+    log_fd = open_log(settings.run_directory.worker_log(device))
     try:
         return subprocess.Popen(
             [*_command(settings, device), "--ready-fd", str(ready_fd)],
@@ -146,7 +154,7 @@ def _spawn(settings: Settings, device: str, ready_fd: int) -> subprocess.Popen[b
             stderr=log_fd,
             pass_fds=(ready_fd,),
             start_new_session=True,
-            env={**os.environ, _MARK: "1"},
+            env={**os.environ, SERVER_MARK: "1"},
         )
     finally:
         os.close(log_fd)
@@ -160,12 +168,3 @@ def _command(settings: Settings, device: str) -> list[str]:
     if settings.group is not None:
         command += ["--group", settings.group]
     return command
-
-
-def _peer_pidfd(sock: socket.socket) -> int | None:
-    """Straight from the socket where Linux has that (6.5), else by the peer's id, which is 0 across PID namespaces."""
-    with contextlib.suppress(OSError):
-        return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    with contextlib.suppress(OSError):
-        return os.pidfd_open(peer_of(sock).pid)
-    return None

@@ -7,6 +7,7 @@ import contextlib
 import grp
 import os
 import signal
+import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,16 +25,23 @@ from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
 from kvpage_server.worker_pools import PoolTable
 from kvpage_server.worker_server import Server
+from kvpage_server.worker_takeover import Estate, Takeover
+
+ADOPTION_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     run_directory: RunDirectory
     device: str = "host"
-    memory: int | Fraction = HALF
-    """Budget in bytes, or the share of what is available at start."""
+    memory: int | Fraction | None = None
+    """Budget in bytes, or the share of what is available at start; None: that of the worker it replaces, or half."""
     group: int | None = None
     """Id of the group whose members may connect."""
+    adopt_within_s: float = ADOPTION_S
+    """How long clients wait for pools that outlived the worker before this one to be handed over."""
+    replace: bool = False
+    """Take over from a worker that runs."""
     ready_fd: int | None = None
     """Descriptor to write one line to, and close, when clients can connect."""
 
@@ -53,19 +61,64 @@ def run(options: WorkerOptions, memory: MemoryKind, limits: Limits | None = None
     """Serve `options.device` with memory of kind `memory` until a signal asks to end."""
     limits = limits or Limits(max_fds=raise_fd_limit())
     with contextlib.ExitStack() as stack:
-        endpoint = Endpoint(options.run_directory, options.device, options.group)
+        control_memory = HostMemory()
+        takeover = stack.enter_context(_takeover(options, memory, control_memory)) if options.replace else None
+        estate = None if takeover is None else takeover.fetch()
+        endpoint = _endpoint(options, estate)
         stack.callback(endpoint.close)
         loop = Loop()
         stack.callback(loop.close)
-        keeper = MemoryKeeper(loop, memory, HostMemory())
+        keeper = MemoryKeeper(loop, memory, control_memory)
         stack.callback(keeper.stop)
-        pools = PoolTable(options.device, Budget(options.memory, memory.available_bytes))
-        server = Server(endpoint, pools, keeper, loop, limits=limits, group=options.group)
+        pools = _pool_table(options, memory, endpoint, estate)
+        group = options.group if estate is None else _group_of(endpoint)
+        adoption_s = options.adopt_within_s if estate is None else 0.0
+        server = Server(endpoint, pools, keeper, loop, limits=limits, group=group, adoption_s=adoption_s)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: loop.post(server.drain))
+        if estate is not None and takeover is not None:
+            _move_in(endpoint, pools, server, takeover, estate)
         _announce(options, endpoint, pools)
         loop.run()
     log("ended")
+
+
+def _takeover(options: WorkerOptions, memory: MemoryKind, control_memory: HostMemory) -> contextlib.closing[Takeover]:
+    path = options.run_directory.worker_socket(options.device)
+    return contextlib.closing(Takeover(path, options.device, memory, control_memory))
+
+
+def _endpoint(options: WorkerOptions, estate: Estate | None) -> Endpoint:
+    if estate is None:
+        return Endpoint.open(options.run_directory, options.device, options.group)
+    return Endpoint.inherit(options.run_directory, options.device, estate.lock_fd, estate.listening_fd)
+
+
+def _pool_table(options: WorkerOptions, memory: MemoryKind, endpoint: Endpoint, estate: Estate | None) -> PoolTable:
+    if estate is None:
+        epoch = endpoint.predecessor_epoch if options.adopt_within_s > 0 else None
+        return PoolTable(options.device, Budget(options.memory or HALF, memory.available_bytes), epoch)
+    limit = options.memory or estate.memory_limit_bytes
+    pools = PoolTable(options.device, Budget(limit, memory.available_bytes), estate.epoch)
+    pools.next_hold_id = estate.next_hold_id
+    for record, pool_memory in estate.pools:
+        pools.adopt(record, pool_memory)
+    return pools
+
+
+def _group_of(endpoint: Endpoint) -> int | None:
+    """Whose members may connect, as the one who made the socket has set it."""
+    status = endpoint.path.stat()
+    return status.st_gid if status.st_mode & stat.S_IWGRP else None
+
+
+def _move_in(endpoint: Endpoint, pools: PoolTable, server: Server, takeover: Takeover, estate: Estate) -> None:
+    for sock, packed in estate.connections:
+        server.take(sock, packed)
+    endpoint.listen_again()
+    takeover.finish()
+    is_kept = any(packed.role == "api" for _, packed in estate.connections)
+    endpoint.own(pools.epoch if is_kept and len(pools) else None)
 
 
 def _announce(options: WorkerOptions, endpoint: Endpoint, pools: PoolTable) -> None:
@@ -88,8 +141,10 @@ def _options(arguments: argparse.Namespace) -> WorkerOptions:
     return WorkerOptions(
         run_directory=RunDirectory.default(arguments.run_dir),
         device=arguments.device,
-        memory=HALF if arguments.memory is None else parse_memory(arguments.memory),
+        memory=None if arguments.memory is None else parse_memory(arguments.memory),
         group=None if arguments.group is None else _group_id(arguments.group),
+        adopt_within_s=arguments.adopt_within,
+        replace=arguments.replace,
         ready_fd=arguments.ready_fd,
     )
 
@@ -113,6 +168,11 @@ def _parser() -> argparse.ArgumentParser:
         "--memory", metavar="BYTES|SHARE", help="budget such as 8GiB, or a share of what is available; default 0.5"
     )
     parser.add_argument("--group", help="Unix group, by name or number, whose members may connect")
+    parser.add_argument(
+        "--adopt-within", type=float, default=ADOPTION_S, metavar="SECONDS",
+        help="how long clients wait for the pools of a worker that died to be handed over; default 10",
+    )  # fmt: skip
+    parser.add_argument("--replace", action="store_true", help="take over from the worker that runs")
     parser.add_argument(
         "--ready-fd", type=int, metavar="FD", help="write a line to this descriptor when clients can connect"
     )

@@ -8,14 +8,25 @@ import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvpage.errors import Conflict, InternalError, KvpageError, ProtocolError, SpecInvalid, TooLarge
-from kvpage.wire import messages
+from kvpage.errors import (
+    Conflict,
+    InternalError,
+    KvpageError,
+    PermissionDenied,
+    ProtocolError,
+    RateLimited,
+    SpecInvalid,
+    TooLarge,
+)
+from kvpage.wire import messages, succession
 from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds
 from kvpage.wire.credentials import Peer
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop, Timer
 from kvpage_server.worker_pools import Pool
+
+_MAX_MOVED_BYTES = MAX_FRAME_BYTES - (64 << 10)  # the rest is for the holds of a client
 
 
 class Handler(Protocol):
@@ -50,9 +61,11 @@ class Connection:
         self._outbox = Outbox()
         self._unacknowledged: int | None = None
         self._ending = False
+        self._paused = False
         self._watched = selectors.EVENT_READ
         self._stall_timer: Timer | None = None
-        self._hello_timer: Timer | None = loop.call_after(limits.hello_s, lambda: self._give_up("no hello"))
+        self._hello_timer: Timer | None = None
+        self._start_hello_timer()
         sock.setblocking(False)
         loop.watch(sock, self._watched, self._on_ready)
 
@@ -73,6 +86,26 @@ class Connection:
     def fail(self, request_id: int, error: KvpageError) -> None:
         wire_error = messages.WireError.from_error(error)
         self._send(messages.ReplyFrame(id=request_id, epoch=self._handler.epoch, error=wire_error))
+
+    def perform(self, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
+        """Have the request answered; owns `fds`."""
+        try:
+            self._handler.handle(self, request_id, body, fds)
+        except KvpageError as error:
+            self.fail(request_id, error)
+        except Exception as error:  # noqa: BLE001 - one request must not cost the others their connection
+            log("internal_error", level="error", traceback=traceback.format_exc())
+            self.fail(request_id, InternalError(f"the worker failed at this: {type(error).__name__}"))
+
+    def require_api(self) -> None:
+        if self.role != "api":
+            raise PermissionDenied("only a connection of role 'api' may hand pools and workers over or end a worker")
+
+    def require_room_to_wait(self) -> None:
+        """Raises `RateLimited` when as many requests of this connection wait as may."""
+        limit = self.limits.max_waits
+        if self.num_waits >= limit:
+            raise RateLimited(f"{limit} requests of this connection wait already; wait on another connection")
 
     def require_acknowledged(self) -> None:
         """Raise `Conflict` while the client has not acknowledged the last reply with descriptors."""
@@ -106,10 +139,59 @@ class Connection:
         self._outbox.close()
         self._handler.disconnected(self)
 
+    # --- changing workers --------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def pause(self) -> None:
+        """Neither read nor send: the client waits, and time does not count against it."""
+        self._paused = True
+        self._cancel_hello_timer()
+        self._cancel_stall_timer()
+        self._watched = 0
+        if not self.closed:
+            self._loop.watch(self._socket, 0, self._on_ready)
+
+    def resume(self) -> None:
+        if self.closed:
+            return
+        self._paused = False
+        if self.role is None:
+            self._start_hello_timer()
+        self._loop.post(self._on_ready)  # and no sooner: a worker that takes over may still fail to
+
+    @property
+    def is_movable(self) -> bool:
+        """Whether `packed` can say all: descriptors on their way and too many bytes cannot be moved."""
+        num_bytes = len(self._reader.unread) + self._outbox.num_bytes
+        has_fds = self._outbox.has_unsent_fds or self._reader.has_untaken_fds
+        return not self.closed and not self._ending and not has_fds and num_bytes < _MAX_MOVED_BYTES
+
+    def packed(self) -> succession.ConnectionTaken:
+        """What another worker must know to go on with this client, beside its socket."""
+        return succession.ConnectionTaken(
+            role=self.role,
+            client_name=self.client_name,
+            holds=[succession.TakenHold(hold_id=hold_id, pool_id=pool.pool_id) for hold_id, pool in self.holds.items()],
+            unacknowledged=self._unacknowledged,
+            unread=self._reader.unread,
+            unsent=self._outbox.unsent,
+        )
+
+    def unpack(self, packed: succession.ConnectionTaken, holds: dict[int, Pool]) -> None:
+        """Go on with the client of a worker that was replaced, when the loop runs."""
+        self.role, self.client_name, self.holds = packed.role, packed.client_name, dict(holds)
+        self._unacknowledged = packed.unacknowledged
+        self._reader.feed(packed.unread)
+        self._outbox.push_rest(packed.unsent)
+        self._cancel_hello_timer()
+        self.resume()
+
     # --- in --------------------------------------------------------------------------------------------------------
 
     def _on_ready(self) -> None:
-        if self.closed:
+        if self.closed or self._paused:
             return
         try:
             if self._is_reading and not self._read():
@@ -152,13 +234,7 @@ class Connection:
         _check(request, frame.fds, greeted=self.role is not None)
         if request.ack is not None and request.ack == self._unacknowledged:
             self._unacknowledged = None
-        try:
-            self._handler.handle(self, request.id, request.body, frame.fds)
-        except KvpageError as error:
-            self.fail(request.id, error)
-        except Exception as error:  # noqa: BLE001 - one request must not cost the others their connection
-            log("internal_error", level="error", traceback=traceback.format_exc())
-            self.fail(request.id, InternalError(f"the worker failed at this: {type(error).__name__}"))
+        self.perform(request.id, request.body, frame.fds)
 
     # --- out -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +259,7 @@ class Connection:
         self._flush()
 
     def _flush(self) -> None:
-        if self.closed:
+        if self.closed or self._paused:
             return
         queued_bytes = self._outbox.num_bytes
         try:
@@ -209,6 +285,9 @@ class Connection:
     def _give_up(self, reason: str) -> None:
         log("client_closed", level="warning", client_pid=self.peer.pid, client_name=self.client_name, reason=reason)
         self.close()
+
+    def _start_hello_timer(self) -> None:
+        self._hello_timer = self._loop.call_after(self.limits.hello_s, lambda: self._give_up("no hello"))
 
     def _cancel_hello_timer(self) -> None:
         if self._hello_timer is not None:

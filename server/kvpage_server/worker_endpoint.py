@@ -5,36 +5,92 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 from pathlib import Path
+from typing import Self
 
 from kvpage.errors import Conflict
 from kvpage.run_directory import RunDirectory
 
 _BACKLOG = 1024
+_LOCK_BYTES = 128
+_EPOCH = re.compile(r"[0-9a-f]{32}")
 
 
 class Endpoint:
-    """Exclusive for its device. Closing it removes the socket; the lock file stays and means nothing without a lock."""
+    """Exclusive for its device. Closing it removes the socket; the lock file stays and means nothing without a lock,
+    but for its second line: the epoch of pools that somebody else keeps, so that a successor waits to be handed them.
+    """
 
-    def __init__(self, run_directory: RunDirectory, device: str, group: int | None) -> None:
+    def __init__(self, path: Path, lock_fd: int, listener: socket.socket) -> None:
+        """Use `open` or `inherit`. Owns the lock and the socket."""
+        self.path = path
+        self.socket = listener
+        self.predecessor_epoch: str | None = None
+        """Epoch of the pools that were kept for whoever takes this place."""
+        self._lock_fd: int | None = lock_fd
+        self._is_ours = False
+
+    @classmethod
+    def open(cls, run_directory: RunDirectory, device: str, group: int | None) -> Self:
         """Raises `Conflict` when another worker serves the device."""
-        self.path = run_directory.worker_socket(device)
+        path = run_directory.worker_socket(device)
         run_directory.create(group)
         with contextlib.ExitStack() as undo:
             lock_fd = _locked(run_directory.worker_lock(device), device)
             undo.callback(os.close, lock_fd)
-            self.socket = _listen(self.path, group)
+            endpoint = cls(path, lock_fd, _listen(path, group))
             undo.pop_all()
-        self._lock_fd: int | None = lock_fd
+        lines = os.pread(lock_fd, _LOCK_BYTES, 0).decode("ascii", "replace").splitlines()
+        endpoint.predecessor_epoch = lines[1] if len(lines) > 1 and _EPOCH.fullmatch(lines[1]) else None
+        endpoint.own(endpoint.predecessor_epoch)
+        return endpoint
+
+    @classmethod
+    def inherit(cls, run_directory: RunDirectory, device: str, lock_fd: int, listening_fd: int) -> Self:
+        """Of a worker that still runs. Not ours to remove before `own`."""
+        return cls(run_directory.worker_socket(device), lock_fd, socket.socket(fileno=listening_fd))
+
+    def listen_again(self) -> None:
+        """Who connects from now on is told, as the peer, this process instead of the last one that listened."""
+        self.socket.listen(_BACKLOG)
+
+    def own(self, kept_epoch: str | None) -> None:
+        """From now on this process is the worker of the device."""
+        self._is_ours = True
+        self._write_lock(kept_epoch)
+
+    def disown(self) -> None:
+        """A successor has the socket and the lock: leave both as they are."""
+        self._is_ours = False
+
+    def export(self) -> list[int]:
+        """Descriptors of the lock and of the socket, owned by the caller."""
+        assert self._lock_fd is not None
+        return [os.dup(self._lock_fd), os.dup(self.socket.fileno())]
+
+    def keep_epoch(self, epoch: str) -> None:
+        """Somebody else keeps pools of this epoch."""
+        self._write_lock(epoch)
+
+    def forget_kept_epoch(self) -> None:
+        self._write_lock(None)
 
     def close(self) -> None:
         """May be called twice."""
         if self._lock_fd is not None:
             self.socket.close()
-            self.path.unlink(missing_ok=True)  # nobody else's: we still hold the lock
+            if self._is_ours:
+                self.path.unlink(missing_ok=True)  # nobody else's: we still hold the lock
             os.close(self._lock_fd)
             self._lock_fd = None
+
+    def _write_lock(self, kept_epoch: str | None) -> None:
+        if self._lock_fd is not None:
+            # One write of one length, so that whoever reads after our death finds a whole line.
+            line = f"{os.getpid():<20}\n{kept_epoch or '-':<32}\n"
+            os.pwrite(self._lock_fd, line.encode(), 0)
 
 
 def _locked(path: Path, device: str) -> int:
@@ -44,31 +100,31 @@ def _locked(path: Path, device: str) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            pid = os.pread(fd, _LOCK_BYTES, 0).decode("ascii", "replace").partition("\n")[0].strip() or "unknown"
             raise Conflict(
                 f"a worker (pid {pid}) already serves device {device} in {path.parent}; end it, or use another"
                 " --run-dir",
                 details={"pid": pid, "device": device},
             ) from error
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         undo.pop_all()
         return fd
 
 
 def _listen(path: Path, group: int | None) -> socket.socket:
-    path.unlink(missing_ok=True)  # the lock is ours, so whoever bound it is dead
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)  # the lock is ours, so whoever bound it is dead
     with contextlib.ExitStack() as undo:
         sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
         mask = os.umask(0o177)  # the process has one thread yet: nobody else creates files now
         try:
-            sock.bind(os.fspath(path))
+            sock.bind(os.fspath(new))
         finally:
             os.umask(mask)
         if group is not None:
-            os.chown(path, -1, group)
-            path.chmod(0o660)
+            os.chown(new, -1, group)
+            new.chmod(0o660)
         sock.listen(_BACKLOG)
         sock.setblocking(False)
+        new.replace(path)  # so that whoever sees it can connect, and no moment is without a socket
         undo.pop_all()
         return sock

@@ -60,7 +60,7 @@ class PoolLifecycle:
 
     def delete(self, connection: Connection, request_id: int, body: messages.DeletePool) -> None:
         pool = self._pools.get(body.pool_id)
-        self._waiting.check_room(connection)
+        connection.require_room_to_wait()
         if not pool.holders or body.timeout_s == 0:
             self._delete(pool, [(connection, request_id)])
             return
@@ -96,6 +96,10 @@ class PoolLifecycle:
     def drain(self) -> None:
         for pool in self._pools:
             pool.abandoned.set()
+        self.end_waiting()
+
+    def end_waiting(self) -> None:
+        """Leave nobody waiting."""
         for waiting in (self._waiting, self._until_free):
             waiting.end_all(Draining("the worker is ending; ask its successor"))
 

@@ -75,9 +75,9 @@ class PoolTable:
     def __init__(self, device: str, budget: Budget, epoch: str | None = None) -> None:
         self.device = device
         self.epoch = epoch or secrets.token_hex(16)
+        self.next_hold_id = 1
         self.budget = budget
         self._pools: dict[str, Pool] = {}
-        self._next_hold_id = 1
 
     def __repr__(self) -> str:
         states = ", ".join(f"{pool.name}: {pool.state}, {len(pool.holders)} holders" for pool in self)
@@ -115,6 +115,11 @@ class PoolTable:
             plan=pool.plan,
             chunks=list(pool.chunks),
         )
+
+    def renew_epoch(self) -> None:
+        """Whatever handles there are of the epoch before, their memory is lost."""
+        assert not self._pools
+        self.epoch = secrets.token_hex(16)
 
     # --- looking up --------------------------------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class PoolTable:
             reserved_bytes=record.buffer_size_bytes,
             memory=memory,
         )
-        self.epoch = record.epoch
+        self.epoch = record.epoch  # of a table that had none of its own yet
         self.budget.adopt(pool.size_bytes)
         self._pools[pool.pool_id] = pool
         return pool
@@ -227,10 +232,15 @@ class PoolTable:
 
     # --- holds -------------------------------------------------------------------------------------------------------
 
+    def restore_hold(self, pool: Pool, holder: Holder) -> None:
+        """A hold of a worker that was replaced goes on."""
+        pool.holders[holder.hold_id] = holder
+        self.next_hold_id = max(self.next_hold_id, holder.hold_id + 1)
+
     def hold(self, pool: Pool, *, pid: int, uid: int, client_name: str) -> int:
         """Id of a new hold on a pool that is ready."""
         pool.require_ready()
-        hold_id, self._next_hold_id = self._next_hold_id, self._next_hold_id + 1
+        hold_id, self.next_hold_id = self.next_hold_id, self.next_hold_id + 1
         pool.holders[hold_id] = Holder(hold_id=hold_id, pid=pid, uid=uid, client_name=client_name)
         return hold_id
 

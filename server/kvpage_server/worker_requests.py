@@ -4,61 +4,135 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TypeAlias
 
-from kvpage.errors import NotSupported, PermissionDenied
-from kvpage.wire import messages
+from kvpage.errors import Draining, NotSupported, PermissionDenied
+from kvpage.wire import messages, succession
 from kvpage.wire.channel import MAX_FRAME_BYTES
+from kvpage_server.worker_adoption import AdoptionWindow
 from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_handover import Handover
 from kvpage_server.worker_lifecycle import PoolLifecycle
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
-from kvpage_server.worker_pools import PoolTable
+from kvpage_server.worker_pools import Pool, PoolTable
+from kvpage_server.worker_retirement import Retirement
 from kvpage_server.worker_sharing import PoolSharing
+
+SuccessionBody: TypeAlias = (
+    succession.FinishAdoption
+    | succession.TakeOver
+    | succession.TakeConnection
+    | succession.FinishTakeOver
+    | succession.DrainWorker
+)
 
 
 class Requests:
     """Finds the one who answers."""
 
     def __init__(
-        self, pools: PoolTable, keeper: MemoryKeeper, loop: Loop, limits: Limits, *, num_clients: Callable[[], int]
+        self,
+        pools: PoolTable,
+        keeper: MemoryKeeper,
+        loop: Loop,
+        limits: Limits,
+        *,
+        window: AdoptionWindow,
+        handover: Handover,
+        retirement: Retirement,
+        num_clients: Callable[[], int],
+        on_kept: Callable[[], None],
     ) -> None:
         self._pools = pools
         self._handle_kinds = [keeper.memory.handle_kind]
+        self._window = window
+        self._handover = handover
+        self._retirement = retirement
         self._num_clients = num_clients
         self._lifecycle = PoolLifecycle(pools, keeper, loop, limits, num_clients=num_clients)
-        self._sharing = PoolSharing(pools, keeper, limits, on_released=self._lifecycle.released)
+        self._sharing = PoolSharing(pools, keeper, limits, on_released=self._released, on_kept=on_kept)
 
     def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
+        if self._window.defers(connection, request_id, body):
+            return
         match body:
             case messages.Hello():
                 self._hello(connection, request_id, body)
             case messages.DescribeDevice():
                 connection.reply(request_id, self._device_state())
+            case messages.ListPools() | messages.GetPool() | messages.FindPool():
+                connection.reply(request_id, self._look_up(body))
+            case messages.CreatePool() | messages.WaitPool() | messages.DeletePool():
+                self._live(connection, request_id, body)
+            case messages.Attach() | messages.Detach() | messages.ExportPool():
+                self._share(connection, request_id, body)
+            case messages.AdoptPool():
+                self._sharing.adopt(connection, request_id, body, fds)
+            case _:
+                self._succeed(connection, request_id, body)
+
+    def disconnected(self, connection: Connection) -> None:
+        self._window.forget(connection)
+        self._lifecycle.disconnected(connection)
+        self._sharing.disconnected(connection)
+        self._retirement.disconnected(connection)
+
+    def drain(self) -> None:
+        """Begin nothing new and leave nobody waiting."""
+        self._window.end_all(Draining("the worker is ending; ask its successor"))
+        self._lifecycle.drain()
+
+    def end_waiting(self) -> None:
+        """Leave nobody waiting."""
+        self._lifecycle.end_waiting()
+
+    def _released(self, pool: Pool) -> None:
+        self._lifecycle.released(pool)
+        self._retirement.hold_released()
+
+    def _live(
+        self,
+        connection: Connection,
+        request_id: int,
+        body: messages.CreatePool | messages.WaitPool | messages.DeletePool,
+    ) -> None:
+        match body:
             case messages.CreatePool():
+                self._retirement.require_serving()
                 self._lifecycle.create(connection, request_id, body)
             case messages.WaitPool():
                 self._lifecycle.wait(connection, request_id, body)
             case messages.DeletePool():
                 self._lifecycle.delete(connection, request_id, body)
+
+    def _share(
+        self, connection: Connection, request_id: int, body: messages.Attach | messages.Detach | messages.ExportPool
+    ) -> None:
+        match body:
             case messages.Attach():
+                self._retirement.require_serving()
                 self._sharing.attach(connection, request_id, body)
             case messages.Detach():
                 self._sharing.detach(connection, request_id, body)
             case messages.ExportPool():
                 self._sharing.export(connection, request_id, body)
-            case messages.AdoptPool():
-                self._sharing.adopt(connection, request_id, body, fds)
-            case _:
-                connection.reply(request_id, self._look_up(body))
 
-    def disconnected(self, connection: Connection) -> None:
-        self._lifecycle.disconnected(connection)
-        self._sharing.disconnected(connection)
-
-    def drain(self) -> None:
-        """Begin nothing new and leave nobody waiting."""
-        self._lifecycle.drain()
+    def _succeed(self, connection: Connection, request_id: int, body: SuccessionBody) -> None:
+        match body:
+            case succession.FinishAdoption():
+                connection.require_api()
+                self._window.close()
+                connection.reply(request_id, succession.AdoptionFinished(num_pools=len(self._pools)))
+            case succession.TakeOver():
+                self._handover.begin(connection, request_id)
+            case succession.TakeConnection():
+                self._handover.give_connection(connection, request_id, body.number)
+            case succession.FinishTakeOver():
+                self._handover.finish(connection, request_id)
+            case succession.DrainWorker():
+                self._retirement.begin(connection, request_id, body)
 
     def _look_up(self, body: messages.ListPools | messages.GetPool | messages.FindPool) -> messages.ReplyBody:
         if isinstance(body, messages.ListPools):
@@ -100,7 +174,7 @@ class Requests:
             device=self._pools.device,
             epoch=self._pools.epoch,
             worker_pid=os.getpid(),
-            state="ready",
+            state="draining" if self._retirement.is_under_way else "ready",
             handle_kinds=self._handle_kinds,
             memory_limit_bytes=self._pools.budget.limit_bytes,
             reserved_bytes=self._pools.budget.reserved_bytes,

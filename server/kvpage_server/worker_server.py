@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
 
 from kvpage.errors import KvpageError, PermissionDenied, TooManyClients
-from kvpage.wire import messages
+from kvpage.wire import messages, succession
 from kvpage.wire.channel import Outbox
 from kvpage.wire.credentials import Peer, peer_of, supplementary_groups
+from kvpage_server.worker_adoption import AdoptionWindow
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_endpoint import Endpoint
+from kvpage_server.worker_handover import Handover
 from kvpage_server.worker_limits import FDS_PER_POOL, Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
 from kvpage_server.worker_pools import PoolTable
 from kvpage_server.worker_requests import Requests
+from kvpage_server.worker_retirement import Retirement
 
 _MAX_ACCEPTS = 64  # in a row, before those who are connected get their turn
+_NO_FDS_PAUSE_S = 0.05  # a listening socket stays readable, so without a pause a full worker would do nothing else
+_NO_FDS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Server:
@@ -35,8 +41,9 @@ class Server:
         *,
         limits: Limits,
         group: int | None = None,
+        adoption_s: float = 0.0,
     ) -> None:
-        """Members of `group`, by its id, may connect too."""
+        """Members of `group`, by its id, may connect too. `adoption_s`: how long to wait for pools that are kept."""
         self._endpoint = endpoint
         self._pools = pools
         self._loop = loop
@@ -44,7 +51,27 @@ class Server:
         self._group = group
         self._connections: set[Connection] = set()
         self._draining = False
-        self._requests = Requests(pools, keeper, loop, limits, num_clients=lambda: len(self._connections))
+        self._window = AdoptionWindow(pools, endpoint, loop, adoption_s)
+        self._retirement = Retirement(pools, loop, num_keepers=self._num_keepers, end=self.drain)
+        self._handover = Handover(
+            endpoint,
+            pools,
+            loop,
+            accept=self._accept_all,
+            connections=lambda: self._connections,
+            end_waiting=lambda: self._requests.end_waiting(),
+        )
+        self._requests = Requests(
+            pools,
+            keeper,
+            loop,
+            limits,
+            window=self._window,
+            handover=self._handover,
+            retirement=self._retirement,
+            num_clients=lambda: len(self._connections),
+            on_kept=lambda: endpoint.keep_epoch(pools.epoch),
+        )
         loop.watch(endpoint.socket, selectors.EVENT_READ, self._accept_all)
 
     def __repr__(self) -> str:
@@ -58,24 +85,42 @@ class Server:
         self._requests.handle(connection, request_id, body, fds)
 
     def disconnected(self, connection: Connection) -> None:
-        self._requests.disconnected(connection)
         self._connections.discard(connection)
+        self._requests.disconnected(connection)
+        self._handover.disconnected(connection)
         if self._draining and not self._connections:
             self._loop.stop()
 
     def drain(self) -> None:
         """Accept nobody, tell those who wait, send what was answered, and stop the loop."""
-        if self._draining:
+        if self._draining or self._handover.is_finished:
             return
         self._draining = True
         log("draining", num_clients=len(self._connections))
         self._loop.watch(self._endpoint.socket, 0, self._accept_all)
+        if not self._num_keepers():
+            self._endpoint.forget_kept_epoch()
         self._endpoint.close()
         self._requests.drain()
         for connection in list(self._connections):
             connection.end()
         if not self._connections:
             self._loop.stop()
+
+    def take(self, sock: socket.socket, packed: succession.ConnectionTaken) -> None:
+        """Go on with a client of the worker that this one replaces."""
+        peer = peer_of(sock)
+        connection = Connection(sock, peer, self._loop, self._limits, self)
+        holds = {}
+        for taken in packed.holds:
+            pool = holds[taken.hold_id] = self._pools.get(taken.pool_id)
+            holder = messages.Holder(hold_id=taken.hold_id, pid=peer.pid, uid=peer.uid, client_name=packed.client_name)
+            self._pools.restore_hold(pool, holder)
+        self._connections.add(connection)
+        connection.unpack(packed, holds)
+
+    def _num_keepers(self) -> int:
+        return sum(connection.role == "api" for connection in self._connections)
 
     def _accept_all(self) -> None:
         for _ in range(_MAX_ACCEPTS):
@@ -85,8 +130,18 @@ class Server:
                 return
             except OSError as error:  # the client is gone again, or no descriptor is left
                 log("accept_failed", level="warning", reason=str(error))
+                if error.errno in _NO_FDS:
+                    self._pause_accepting()
                 return
             self._admit(sock)
+
+    def _pause_accepting(self) -> None:
+        self._loop.watch(self._endpoint.socket, 0, self._accept_all)
+        self._loop.call_after(_NO_FDS_PAUSE_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if not self._draining and not self._handover.is_under_way:
+            self._loop.watch(self._endpoint.socket, selectors.EVENT_READ, self._accept_all)
 
     def _admit(self, sock: socket.socket) -> None:
         peer = peer_of(sock)

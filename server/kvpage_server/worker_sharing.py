@@ -5,28 +5,36 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
-from kvpage.errors import NotFound, PermissionDenied, ProtocolError, SpecInvalid, StaleHandle, TooManyClients
+from kvpage.errors import NotFound, SpecInvalid, StaleHandle, TooManyClients
 from kvpage.memory.base import Chunk
 from kvpage.wire import messages
 from kvpage.wire.channel import close_fds
-from kvpage_server.control_block import ControlRecord, adopt_control_block
 from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_import import import_pool
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_memory import MemoryKeeper
-from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
+from kvpage_server.worker_pools import Pool, PoolTable
 
 
 class PoolSharing:
     """Everything that moves descriptors between processes."""
 
     def __init__(
-        self, pools: PoolTable, keeper: MemoryKeeper, limits: Limits, *, on_released: Callable[[Pool], None]
+        self,
+        pools: PoolTable,
+        keeper: MemoryKeeper,
+        limits: Limits,
+        *,
+        on_released: Callable[[Pool], None],
+        on_kept: Callable[[], None],
     ) -> None:
+        """`on_kept` is called before another process gets what it takes to keep a pool."""
         self._pools = pools
         self._keeper = keeper
         self._limits = limits
         self._on_released = on_released
+        self._on_kept = on_kept
 
     def attach(self, connection: Connection, request_id: int, body: messages.Attach) -> None:
         connection.require_acknowledged()
@@ -78,53 +86,30 @@ class PoolSharing:
             self._on_released(pool)
 
     def export(self, connection: Connection, request_id: int, body: messages.ExportPool) -> None:
-        _require_api(connection)
+        connection.require_api()
         connection.require_acknowledged()
         pool = self._pools.get(body.pool_id)
         fds = _exported(pool.require_ready().all)
+        self._on_kept()
         reply = messages.Exported(pool=self._pools.describe(pool), chunks=list(pool.chunks))
         connection.reply(request_id, reply, fds)
 
     def adopt(self, connection: Connection, request_id: int, body: messages.AdoptPool, fds: list[int]) -> None:
         with contextlib.ExitStack() as undo:
             undo.callback(close_fds, fds)
-            _require_api(connection)
+            connection.require_api()
             undo.pop_all()
-        record, memory = self._imported(body, fds)
+        keeper = self._keeper
+        record, memory = import_pool(
+            body.chunks, fds, device=self._pools.device, memory=keeper.memory, control_memory=keeper.control_memory
+        )
         with contextlib.ExitStack() as undo:
             undo.callback(memory.close)
             pool = self._pools.adopt(record, memory)
             undo.pop_all()
+        self._on_kept()
         log("pool_adopted", pool_id=pool.pool_id, name=pool.name, size_bytes=pool.size_bytes, epoch=self._pools.epoch)
         connection.reply(request_id, self._pools.describe(pool))
-
-    def _imported(self, body: messages.AdoptPool, fds: list[int]) -> tuple[ControlRecord, PoolMemory]:
-        """What a peer handed over, after every check that does not need the pool table. Owns `fds`."""
-        memory, left = self._keeper.memory, list(fds)
-        with contextlib.ExitStack() as undo:
-            undo.callback(close_fds, left)  # those that nothing below has taken
-            chunks: list[Chunk] = []
-            for info in body.chunks:
-                if info.kind != memory.handle_kind:
-                    raise ProtocolError(f"a chunk of kind {info.kind}, this worker has {memory.handle_kind}")
-                chunks.append(undo.enter_context(memory.import_chunk(left.pop(0), info.size_bytes)))
-            control, record = adopt_control_block(left.pop(0), self._keeper.control_memory)
-            undo.enter_context(control)
-            self._check_record(record, body)
-            undo.pop_all()
-            return record, PoolMemory(chunks=tuple(chunks), control=control)
-
-    def _check_record(self, record: ControlRecord, body: messages.AdoptPool) -> None:
-        device = self._pools.device
-        if record.device != device:
-            raise ProtocolError(f"the control block is of device {record.device}, this worker serves {device}")
-        if record.chunks != body.chunks:
-            raise ProtocolError(f"the control block describes chunks {record.chunks}, handed over were {body.chunks}")
-
-
-def _require_api(connection: Connection) -> None:
-    if connection.role != "api":
-        raise PermissionDenied("only a connection of role 'api' may export and adopt pools")
 
 
 def _exported(chunks: Iterable[Chunk]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kvpage.errors import KvpageError, RateLimited
+from kvpage.errors import KvpageError
 from kvpage.wire.messages import ReplyBody
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_loop import Loop, Timer
@@ -33,12 +33,6 @@ class Waiting:
     def __repr__(self) -> str:
         return f"<Waiting {sum(map(len, self._waiters.values()))} requests>"
 
-    def check_room(self, connection: Connection) -> None:
-        """Raises `RateLimited` when the connection has as many requests waiting as it may."""
-        limit = connection.limits.max_waits
-        if connection.num_waits >= limit:
-            raise RateLimited(f"{limit} requests of this connection wait already; wait on another connection")
-
     def add(
         self,
         pool: Pool,
@@ -50,7 +44,7 @@ class Waiting:
         on_timeout: Callable[[], Answer] | None = None,
     ) -> None:
         """Answer the request when the pool settles, or with `on_removed` when it is gone, or when time is over."""
-        self.check_room(connection)
+        connection.require_room_to_wait()
         waiter = _Waiter(connection=connection, request_id=request_id, on_removed=on_removed)
         if timeout_s is not None and on_timeout is not None:
             late_answer = on_timeout

@@ -128,7 +128,7 @@ def test_a_killed_worker_leaves_the_tensors_readable(worker: WorkerProcess) -> N
         tensor.fill_(6)
         assert bool((kv.tensor("target.1") == 6).all())
     with pytest.raises(WorkerLost):
-        attach(worker)
+        kvpage.attach("mimo", run_dir=str(worker.run_directory.path), timeout_s=0)
 
 
 def test_another_plan_and_another_epoch_are_refused(worker: WorkerProcess) -> None:
@@ -204,7 +204,7 @@ def test_names_that_do_not_exist(worker: WorkerProcess, tmp_path: Path) -> None:
     with pytest.raises(PoolNotFound):
         attach(worker, "nobody")
     with pytest.raises(DeviceUnavailable, match="kvpage serve"):
-        kvpage.attach("mimo", run_dir=str(tmp_path))
+        kvpage.attach("mimo", run_dir=str(tmp_path), timeout_s=0)
     with attach(worker) as kv:
         with pytest.raises(NotFound, match=r"target\.0"):
             kv.tensor("target.99")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvpage.memory.base import Mapping
 from kvpage.memory.host import HostMemory
-from kvpage.wire import messages
+from kvpage.wire import messages, succession
 from kvpage.wire.client import WorkerClient
 
 PLAN_ID = "sha256:" + "0123456789abcdef" * 4
@@ -33,6 +33,11 @@ def export_pool(client: WorkerClient, pool_id: str) -> tuple[list[messages.Chunk
     reply = client.request(messages.ExportPool(pool_id=pool_id))
     assert isinstance(reply.body, messages.Exported)
     return reply.body.chunks, reply.fds
+
+
+def finish_adoption(client: WorkerClient) -> int:
+    """As whoever keeps pools for a worker: it has been offered all of them. How many it has now."""
+    return client.ask(succession.FinishAdoption(), succession.AdoptionFinished).num_pools
 
 
 def contents(mapping: Mapping) -> memoryview:

@@ -55,7 +55,7 @@ class WorkerThread:
         self._closed = False
         self.calls = FakeCalls(fail_at=fail_at, before=gate.pass_through if gate else lambda call: None)
         self.memory = FakeMemory(available=memory_bytes, calls=self.calls)
-        self._endpoint = Endpoint(RunDirectory(run_dir), "host", None)
+        self._endpoint = Endpoint.open(RunDirectory(run_dir), "host", None)
         self.socket_path = self._endpoint.path
         self._loop = Loop()
         self._keeper = MemoryKeeper(self._loop, self.memory, HostMemory())

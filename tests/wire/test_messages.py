@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpage import errors
-from kvpage.wire import messages
+from kvpage.wire import messages, succession
 from kvpage.wire.messages import RequestFrame
 
 PLAN_ID = "sha256:" + "0123456789abcdef" * 4
@@ -43,6 +43,11 @@ REQUESTS: list[messages.RequestBody] = [
     messages.Detach(hold_id=7),
     messages.ExportPool(pool_id=POOL_ID),
     messages.AdoptPool(chunks=[CHUNK]),
+    succession.FinishAdoption(),
+    succession.TakeOver(),
+    succession.TakeConnection(number=3),
+    succession.FinishTakeOver(),
+    succession.DrainWorker(timeout_s=2.5, lose_pools=True),
 ]
 REPLIES: list[messages.ReplyBody] = [
     messages.Welcome(
@@ -66,6 +71,18 @@ REPLIES: list[messages.ReplyBody] = [
     messages.Attached(hold_id=7, pool=POOL, plan=b"{}", chunks=[CHUNK]),
     messages.Detached(hold_id=7),
     messages.Exported(pool=POOL, chunks=[CHUNK]),
+    succession.AdoptionFinished(num_pools=2),
+    succession.TakenOver(pool_ids=[POOL_ID], num_connections=3, next_hold_id=8, memory_limit_bytes=8192),
+    succession.ConnectionTaken(
+        role="client",
+        client_name="engine",
+        holds=[succession.TakenHold(hold_id=7, pool_id=POOL_ID)],
+        unacknowledged=5,
+        unread=b"half a fra",
+        unsent=b"me",
+    ),
+    succession.TakeOverFinished(),
+    succession.WorkerDrained(num_pools=1),
 ]
 
 

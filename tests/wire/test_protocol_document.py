@@ -8,7 +8,7 @@ import typing
 import msgspec
 import pytest
 
-from kvpage.wire import channel, messages
+from kvpage.wire import channel, messages, succession
 from kvpage.wire.channel import Frame, FrameReader, header
 from support.checkout import ROOT
 
@@ -71,6 +71,11 @@ REPLY_TO: dict[type[msgspec.Struct], type[msgspec.Struct]] = {
     messages.Detach: messages.Detached,
     messages.ExportPool: messages.Exported,
     messages.AdoptPool: messages.PoolState,
+    succession.FinishAdoption: succession.AdoptionFinished,
+    succession.TakeOver: succession.TakenOver,
+    succession.TakeConnection: succession.ConnectionTaken,
+    succession.FinishTakeOver: succession.TakeOverFinished,
+    succession.DrainWorker: succession.WorkerDrained,
 }
 
 

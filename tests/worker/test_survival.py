@@ -10,7 +10,7 @@ from kvpage.errors import Conflict, StaleHandle, WorkerLost
 from kvpage.wire import messages
 from kvpage.wire.channel import close_fds
 from kvpage.wire.client import WorkerClient
-from support.pools import PLAN, PLAN_ID, SIZE_BYTES, attach_pool, contents, create_pool, export_pool
+from support.pools import PLAN, PLAN_ID, SIZE_BYTES, attach_pool, contents, create_pool, export_pool, finish_adoption
 from support.remote_client import RemoteClient
 from support.worker_process import WorkerProcess
 
@@ -113,6 +113,7 @@ def test_a_successor_that_is_handed_the_descriptors_goes_on_with_the_same_bytes_
     with WorkerProcess(run_dir) as successor, successor.client(role="api") as keeper, successor.client() as client:
         adopted = keeper.ask(messages.AdoptPool(chunks=chunks), messages.PoolState, fds)
         close_fds(fds)
+        finish_adoption(keeper)
         assert adopted == pool
         assert keeper.epoch == pool.epoch
         attached, mapping = attach_pool(client)
@@ -134,10 +135,12 @@ def test_an_adopted_pool_can_be_handed_on_and_deleted(worker: WorkerProcess, run
     with WorkerProcess(run_dir) as second, second.client(role="api") as keeper:
         keeper.ask(messages.AdoptPool(chunks=chunks), messages.PoolState, fds)
         close_fds(fds)
+        finish_adoption(keeper)
         chunks, fds = export_pool(keeper, pool.pool_id)
         second.kill()
     with WorkerProcess(run_dir) as third, third.client(role="api") as keeper:
         assert keeper.ask(messages.AdoptPool(chunks=chunks), messages.PoolState, fds) == pool
         close_fds(fds)
+        finish_adoption(keeper)
         keeper.ask(messages.DeletePool(pool_id=pool.pool_id), messages.PoolDeleted)
         assert keeper.ask(messages.DescribeDevice(), messages.DeviceState).reserved_bytes == 0
