@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from fastapi import Request
 
-from kvpage.errors import SpecInvalid, UnsupportedMediaType, shorten
-
-MAX_WAIT_S = 30.0
+from kvpage.errors import UnsupportedMediaType, shorten
+from kvpage_server.queries import MAX_WAIT_S
 
 _WAIT = re.compile(r"wait\s*=\s*\"?(\d{1,9})\"?")
 _REFUSED = re.compile(r"q\s*=\s*0(\.0*)?")
@@ -41,20 +39,6 @@ def preferred_wait_s(request: Request) -> float:
             if found:
                 return min(float(found[1]), MAX_WAIT_S)
     return 0.0
-
-
-def query_wait_s(request: Request) -> float:
-    """Seconds of `?wait=N`, at most `MAX_WAIT_S`; 0 without one."""
-    given = request.query_params.get("wait")
-    if given is None:
-        return 0.0
-    try:
-        wait_s = float(given)
-    except ValueError:
-        wait_s = math.nan
-    if not wait_s >= 0:
-        raise SpecInvalid(f"wait is {shorten(repr(given))}; it must be a number of seconds, 0 or more")
-    return min(wait_s, MAX_WAIT_S)
 
 
 def accepts_gzip(accept_encoding: str) -> bool:

@@ -1,11 +1,14 @@
-"""What /openapi.json says about bodies. The schemas come from the types that read and write them.
+"""What /openapi.json says. `python -m kvpage_server.openapi` prints it as docs/openapi.json has it.
 
-The framework's own body parsing is not used (bodies are read by `kvpage.strict_json`), so it cannot derive them.
+The framework's own body parsing is not used (bodies are read by `kvpage.strict_json`), so it cannot derive what they
+are: the schemas come from the types that read and write them, the problems from `kvpage.errors`.
 """
 
 from __future__ import annotations
 
-from http import HTTPStatus
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,10 +16,19 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from kvpage.client import resources
+from kvpage.errors import ERRORS_BY_CODE
 from kvpage.plans import Plan
 from kvpage_server.problems import PROBLEM_JSON, Problem
 
 _TEMPLATE = "#/components/schemas/{}"
+_RESPONSES = {
+    400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
+    409: "Conflict", 413: "TooLarge", 415: "UnsupportedMediaType", 422: "Unprocessable", 429: "TooManyRequests",
+    500: "InternalError", 502: "BadGateway", 503: "Unavailable",
+}  # fmt: skip
+"""Names of the problems' answers. 410 is not among them: stale handles are for those who attach, at the worker."""
+_ALWAYS = (401, 403, 405, 500)
+_WORKER = (502, 503)
 Answers = dict[int | str, dict[str, Any]]
 
 
@@ -28,18 +40,14 @@ def _body(schema: str) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(schema)}}}}
 
 
-def _answer(schema: str, description: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _reference(schema)}}}
+def _answer(schema: str, description: str, **more: Any) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": _reference(schema)}}, **more}
 
 
 def problems(*statuses: int) -> Answers:
-    """Documented problems; 401 and 403 can be the answer to anything."""
+    """References to documented problems, those that can be the answer to anything among them."""
     return {
-        status: {
-            "description": HTTPStatus(status).phrase,
-            "content": {PROBLEM_JSON: {"schema": _reference("Problem")}},
-        }
-        for status in sorted({*statuses, 401, 403})
+        status: {"$ref": f"#/components/responses/{_RESPONSES[status]}"} for status in sorted({*statuses, *_ALWAYS})
     }
 
 
@@ -51,16 +59,31 @@ def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any
     return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
 
-PLAN_REQUEST_BODY = _body("PlanRequest")
-POOL_REQUEST_BODY = {
-    **_body("PoolRequest"),
-    "parameters": [
-        {
-            "name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"},
-            "description": "`wait=N`: wait up to N seconds (at most 30) for the memory to be committed",
-        }
-    ],
+def _links(parameter: str, pointer: str, *operations: str) -> dict[str, Any]:
+    """Operations that take a value of the answer's body."""
+    return {
+        operation: {"operationId": operation, "parameters": {parameter: f"$response.body#{pointer}"}}
+        for operation in operations
+    }
+
+
+def _headers(**descriptions: str) -> dict[str, Any]:
+    return {
+        name.replace("_", "-"): {"description": text, "schema": {"type": "string"}, "required": True}
+        for name, text in descriptions.items()
+    }
+
+
+_WAIT = {"type": "number", "minimum": 0}
+_PREFER = {
+    "name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"},
+    "description": "`wait=N`: wait up to N seconds (at most 30) for the memory to be committed",
 }  # fmt: skip
+PLAN_REQUEST_BODY = _body("PlanRequest")
+POOL_REQUEST_BODY = {**_body("PoolRequest"), "parameters": [_PREFER]}
+DETAIL_PARAMETER = {
+    "parameters": [_query("detail", "`groups` leaves the layers out", {"type": "string", "enum": ["full", "groups"]})]
+}
 POOL_FILTERS = {
     "parameters": [
         _query("name", "only pools of this name", {"type": "string"}),
@@ -68,26 +91,55 @@ POOL_FILTERS = {
     ]
 }
 WAIT_PARAMETER = {
-    "parameters": [_query("wait", "seconds to wait while the pool is creating or deleting", {"type": "number"})]
+    "parameters": [_query("wait", "seconds to wait, at most 30, while the pool is creating or deleting", _WAIT)]
 }
+HOLDERS_WAIT_PARAMETER = {"parameters": [_query("wait", "seconds that holders may take to let go, at most 30", _WAIT)]}
 VERBOSE_PARAMETER = {"parameters": [_query("verbose", "name every check", {"type": "string"})]}
 
+_PLAN_HEADERS = _headers(ETag="Of these bytes; the plan never changes")
+_NEW_PLAN = {
+    "headers": _PLAN_HEADERS | _headers(Location="Where the plan is"),
+    "links": _links("plan_id", "/plan_id", "get_plan"),
+}
+_POOL = {
+    "headers": _headers(Location="Where the pool is"),
+    "links": _links("pool_id", "/id", "get_pool", "delete_pool", "get_pool_tensors"),
+}
 PLAN_ANSWERS: Answers = {
-    **answers("Plan", 404, 422),
+    200: {
+        "description": "The plan, or with `detail=groups` the plan without its layers",
+        "content": {"application/json": {"schema": {"anyOf": [_reference("Plan"), _reference("PlanGroups")]}}},
+        "headers": _PLAN_HEADERS,
+    },
     304: {"description": "The caller has the plan already (If-None-Match)"},
+    **problems(404, 422, 429),
 }
 POST_PLAN_ANSWERS: Answers = {
-    200: _answer("Plan", "This server had the plan already"),
-    201: _answer("Plan", "A plan this server did not have"),
+    200: _answer("Plan", "This server had the plan already", **_NEW_PLAN),
+    201: _answer("Plan", "A plan this server did not have", **_NEW_PLAN),
     **problems(400, 409, 413, 415, 422, 429),
 }
+POOL_LIST_ANSWERS = answers("PoolList", 422, *_WORKER)
+POOL_ANSWERS = answers("Pool", 404, 422, *_WORKER)
 POST_POOL_ANSWERS: Answers = {
-    200: _answer("Pool", "A pool of this name and plan was there already"),
-    201: _answer("Pool", "The pool is ready"),
-    202: _answer("Pool", "The memory is being committed; Location has the pool"),
-    **problems(400, 409, 413, 415, 422, 429, 503),
+    200: _answer("Pool", "A pool of this name and plan was there already", **_POOL),
+    201: _answer("Pool", "The pool is ready", **_POOL),
+    202: _answer("Pool", "The memory is being committed; Location has the pool", **_POOL),
+    **problems(400, 409, 413, 415, 422, 429, *_WORKER),
 }
-READY_ANSWERS: Answers = {200: _answer("Health", "Ready"), 503: _answer("Health", "Not ready")}
+DELETE_POOL_ANSWERS: Answers = {
+    204: {"description": "The memory is given back"},
+    **problems(404, 409, 422, *_WORKER),
+}
+TENSOR_ANSWERS = answers("PoolTensors", 404, 422, 429, *_WORKER)
+DEVICE_ANSWERS = answers("DeviceList", 422, 502)
+LIVE_ANSWERS = answers("Health")
+READY_ANSWERS: Answers = {
+    200: _answer("Health", "Ready"),
+    **problems(),
+    503: _answer("Health", "Not ready"),
+}
+ERRORS_ANSWERS: Answers = {200: {"description": "A page for people", "content": {"text/html": {}}}, **problems()}
 
 
 def install(app: FastAPI) -> None:
@@ -95,13 +147,42 @@ def install(app: FastAPI) -> None:
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = get_openapi(
-                title="kvpage", version=app.version, description=app.description, routes=app.routes
-            )
-            app.openapi_schema.setdefault("components", {}).setdefault("schemas", {}).update(_schemas())
+            app.openapi_schema = _document(app)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]  # the way FastAPI documents for it
+
+
+def as_json(document: dict[str, Any]) -> str:
+    """The text of docs/openapi.json."""
+    return json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    from kvpage_server.openapi_examples import add_examples  # plans, which takes a moment
+
+    document = get_openapi(title="kvpage", version=app.version, description=app.description, routes=app.routes)
+    document["security"] = [{}, {"token": []}]
+    document["components"] = {
+        "schemas": _schemas(),
+        "responses": {name: _problem_answer(status) for status, name in _RESPONSES.items()},
+        "securitySchemes": {
+            "token": {"type": "http", "scheme": "bearer", "description": "Over TCP; the Unix socket needs none."}
+        },
+    }
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            for answer in operation["responses"].values():
+                if "$ref" in answer:
+                    del answer["description"]  # the framework's, where the reference has its own
+    add_examples(document)
+    return document
+
+
+def _problem_answer(status: int) -> dict[str, Any]:
+    codes = sorted(code for code, kind in ERRORS_BY_CODE.items() if kind.http_status == status)
+    listed = ", ".join(f"`{code}`" for code in codes)
+    return {"description": f"Problem {listed}", "content": {PROBLEM_JSON: {"schema": _reference("Problem")}}}
 
 
 def _schemas() -> dict[str, Any]:
@@ -116,4 +197,25 @@ def _schemas() -> dict[str, Any]:
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE.format("{name}"))
     schemas.update(components)
     schemas["PoolRequest"]["properties"]["request"] = _reference("PlanRequest")
+    schemas["PlanGroups"] = _without(schemas["Plan"], "layers")
     return schemas
+
+
+def _without(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The schema of an object that lacks the property `name`."""
+    properties = {key: value for key, value in schema["properties"].items() if key != name}
+    required = [key for key in schema["required"] if key != name]
+    return {**schema, "title": "PlanGroups", "properties": properties, "required": required}
+
+
+def main() -> None:
+    from kvpage.run_directory import RunDirectory
+    from kvpage_server.app import create_app
+    from kvpage_server.settings import Settings
+
+    nowhere = Settings(run_directory=RunDirectory(Path("/nonexistent")))  # nothing is started
+    sys.stdout.write(as_json(create_app(nowhere).openapi()))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ from kvpage_server.services import services_of
 def add_routes(app: FastAPI) -> None:
     app.add_api_route(
         "/livez", get_livez, methods=["GET"], operation_id="livez", summary="Whether the process answers",
-        responses=openapi.answers("Health"),
+        responses=openapi.LIVE_ANSWERS,
     )  # fmt: skip
     for path, operation in (("/readyz", "readyz"), ("/health", "health")):
         app.add_api_route(
@@ -24,7 +24,7 @@ def add_routes(app: FastAPI) -> None:
         )  # fmt: skip
     app.add_api_route(
         "/errors", get_errors, methods=["GET"], operation_id="errors", summary="What every error code means",
-        response_class=HTMLResponse,
+        response_class=HTMLResponse, responses=openapi.ERRORS_ANSWERS,
     )  # fmt: skip
 
 

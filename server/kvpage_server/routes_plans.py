@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from kvpage.errors import PlanNotFound, SpecInvalid, shorten
+from kvpage.errors import PlanNotFound
 from kvpage_server.bodies import accepts_gzip, json_body
-from kvpage_server.openapi import PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
+from kvpage_server.openapi import DETAIL_PARAMETER, PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
 from kvpage_server.plan_cache import Form, Representation
 from kvpage_server.plan_response import PlanResponse
+from kvpage_server.queries import known_query, query_form
 from kvpage_server.services import services_of
 
 
@@ -20,13 +21,14 @@ def add_routes(app: FastAPI) -> None:
     )  # fmt: skip
     app.add_api_route(
         "/v1/plans/{plan_id}", get_plan, methods=["GET"], operation_id="get_plan", summary="A plan by its id",
-        responses=PLAN_ANSWERS,
+        openapi_extra=DETAIL_PARAMETER, responses=PLAN_ANSWERS,
     )  # fmt: skip
 
 
 async def post_plan(request: Request) -> Response:
     """201 for a plan this server did not have, 200 for one it had."""
     services = services_of(request)
+    known_query(request)
     body = await json_body(request)
     planned = await services.plans.plan_body(body, max_bytes=services.settings.max_body_bytes)
     answer = await services.plans.answer(_wanted(request, planned.plan_id))
@@ -36,7 +38,7 @@ async def post_plan(request: Request) -> Response:
 async def get_plan(request: Request, plan_id: str) -> Response:
     """`?detail=groups` leaves the layers out. `If-None-Match` with the plan's ETag gives 304."""
     services = services_of(request)
-    wanted = _wanted(request, plan_id, _form(request))
+    wanted = _wanted(request, plan_id, query_form(request))
     try:
         answer = await services.plans.answer(wanted)
     except PlanNotFound:
@@ -45,15 +47,6 @@ async def get_plan(request: Request, plan_id: str) -> Response:
     if _has_already(request, answer.representation):
         return PlanResponse(answer, 304)
     return PlanResponse(answer, 200)
-
-
-def _form(request: Request) -> Form:
-    detail = request.query_params.get("detail", "full")
-    if detail == "full":
-        return "full"
-    if detail == "groups":
-        return "groups"
-    raise SpecInvalid(f"detail is {shorten(repr(detail))}; it must be 'full' or 'groups'")
 
 
 def _wanted(request: Request, plan_id: str, form: Form = "full") -> Representation:

@@ -16,8 +16,9 @@ from kvpage.errors import Conflict, FieldError, KvpageError, SpecInvalid, error_
 from kvpage.plans import Plan
 from kvpage.wire.messages import PoolState
 from kvpage_server import openapi
-from kvpage_server.bodies import json_body, preferred_wait_s, query_wait_s
+from kvpage_server.bodies import json_body, preferred_wait_s
 from kvpage_server.planning import EncodedPlan
+from kvpage_server.queries import known_query, query_wait_s
 from kvpage_server.services import Services, services_of
 from kvpage_server.supervisor import NewPool
 
@@ -34,7 +35,7 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     request: dict[str, Any]
     """A plan request, planned again by the server."""
     device: str = "host"
-    plan_id: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")] | None = None
+    plan_id: Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$", max_length=71)] | None = None
     """What the caller expects it to give; another result is refused."""
 
 
@@ -45,29 +46,30 @@ def add_routes(app: FastAPI) -> None:
     )  # fmt: skip
     app.add_api_route(
         "/v1/pools", get_pools, methods=["GET"], operation_id="list_pools", summary="All pools",
-        openapi_extra=openapi.POOL_FILTERS, responses=openapi.answers("PoolList"),
+        openapi_extra=openapi.POOL_FILTERS, responses=openapi.POOL_LIST_ANSWERS,
     )  # fmt: skip
     app.add_api_route(
         "/v1/pools/{pool_id}", get_pool, methods=["GET"], operation_id="get_pool", summary="One pool",
-        openapi_extra=openapi.WAIT_PARAMETER, responses=openapi.answers("Pool", 404, 503),
+        openapi_extra=openapi.WAIT_PARAMETER, responses=openapi.POOL_ANSWERS,
     )  # fmt: skip
     app.add_api_route(
         "/v1/pools/{pool_id}", delete_pool, methods=["DELETE"], operation_id="delete_pool", summary="Delete a pool",
-        status_code=204, responses=openapi.problems(404, 409, 503),
+        status_code=204, openapi_extra=openapi.HOLDERS_WAIT_PARAMETER, responses=openapi.DELETE_POOL_ANSWERS,
     )  # fmt: skip
     app.add_api_route(
         "/v1/pools/{pool_id}/tensors", get_tensors, methods=["GET"], operation_id="get_pool_tensors",
-        summary="Shape, strides and offset of every tensor", responses=openapi.answers("PoolTensors", 404, 503),
+        summary="Shape, strides and offset of every tensor", responses=openapi.TENSOR_ANSWERS,
     )  # fmt: skip
     app.add_api_route(
         "/v1/devices", get_devices, methods=["GET"], operation_id="list_devices", summary="All devices",
-        responses=openapi.answers("DeviceList"),
+        responses=openapi.DEVICE_ANSWERS,
     )  # fmt: skip
 
 
 async def post_pool(request: Request) -> Response:
     """201 when ready, 202 while the memory is being committed, 200 when the pool was there already."""
     services = services_of(request)
+    known_query(request)
     body = await json_body(request)
     asked = await services.plans.in_thread(lambda: _pool_request(body, services.settings.max_body_bytes))
     plan = await _planned(services, asked)
@@ -86,7 +88,7 @@ async def post_pool(request: Request) -> Response:
 
 async def get_pools(request: Request) -> Response:
     """`?name=` and `?device=` choose."""
-    query = request.query_params
+    query = known_query(request, "name", "device")
     pools = await services_of(request).pools.pools(device=query.get("device"), name=query.get("name"))
     return _json(PoolList(pools=[pool_resource(pool) for pool in pools]))
 
@@ -105,12 +107,14 @@ async def delete_pool(request: Request, pool_id: str) -> Response:
 
 async def get_tensors(request: Request, pool_id: str) -> Response:
     services = services_of(request)
+    known_query(request)
     pool = await services.pools.pool(pool_id)
     plan = services.plans.full(pool.plan_id) or await services.pools.plan(pool.plan_id)
     return Response(await services.plans.in_thread(lambda: _tensors(pool, plan)), media_type="application/json")
 
 
 async def get_devices(request: Request) -> Response:
+    known_query(request)
     return _json(DeviceList(devices=await services_of(request).pools.devices()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from kvpage_server.planning import EncodedPlan
 from kvpage_server.settings import Settings
 
 logger = logging.getLogger("kvpage.api")
+
+_POOL_ID = re.compile(r"pool-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +147,8 @@ class Supervisor:
     async def _find(self, pool_id: str) -> tuple[DevicePools, PoolState]:
         """Raises `PoolNotFound` when every device's worker said so, `DeviceUnavailable` when one could not be asked."""
         missing: KvpageError | None = None
+        if not _POOL_ID.fullmatch(pool_id):
+            raise _no_pool(pool_id)
         for pools in self._devices.values():
             try:
                 return pools, await pools.get(pool_id)
@@ -151,13 +156,17 @@ class Supervisor:
                 continue
             except DeviceUnavailable as error:
                 missing = error
-        raise missing or PoolNotFound(f"there is no pool {shorten(pool_id)}", details={"pool_id": pool_id})
+        raise missing or _no_pool(pool_id)
 
     def _served(self, device: str) -> DevicePools:
         if device not in self._devices:
             text = f"device {shorten(repr(device))} is not served here; this server has {', '.join(self._devices)}"
             raise SpecInvalid(text, errors=[FieldError("/device", text)])
         return self._devices[device]
+
+
+def _no_pool(pool_id: str) -> PoolNotFound:
+    return PoolNotFound(f"there is no pool {shorten(pool_id)}", details={"pool_id": pool_id})
 
 
 def _draining() -> Draining:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from fastapi import Request
 
-from kvpage_server.bodies import MAX_WAIT_S, accepts_gzip, preferred_wait_s
+from kvpage_server.bodies import accepts_gzip, preferred_wait_s
+from kvpage_server.queries import MAX_WAIT_S
 
 
 def request(*headers: tuple[str, str]) -> Request:

@@ -1,0 +1,49 @@
+"""Reads query strings: a parameter an operation does not know is refused, as an unknown field of a body is."""
+
+from __future__ import annotations
+
+import math
+
+from fastapi import Request
+
+from kvpage.errors import SpecInvalid, shorten
+from kvpage_server.plan_cache import Form
+
+MAX_WAIT_S = 30.0
+
+
+def known_query(request: Request, *names: str) -> dict[str, str]:
+    """The parameters. Raises `SpecInvalid` for one that is not among `names` or is there more than once."""
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in names:
+            known = ", ".join(names) or "none"
+            raise SpecInvalid(f"there is no query parameter {shorten(repr(name))} here; there is: {known}")
+        if name in found:
+            raise SpecInvalid(f"the query parameter {name} is there more than once; send it once")
+        found[name] = value
+    return found
+
+
+def query_wait_s(request: Request) -> float:
+    """Seconds of `?wait=N`, the only parameter; at most `MAX_WAIT_S`, 0 without one."""
+    given = known_query(request, "wait").get("wait")
+    if given is None:
+        return 0.0
+    try:
+        wait_s = float(given)
+    except ValueError:
+        wait_s = math.nan
+    if not wait_s >= 0:
+        raise SpecInvalid(f"wait is {shorten(repr(given))}; it must be a number of seconds, 0 or more")
+    return min(wait_s, MAX_WAIT_S)
+
+
+def query_form(request: Request) -> Form:
+    """`?detail=`, the only parameter."""
+    detail = known_query(request, "detail").get("detail", "full")
+    if detail == "full":
+        return "full"
+    if detail == "groups":
+        return "groups"
+    raise SpecInvalid(f"detail is {shorten(repr(detail))}; it must be 'full' or 'groups'")

@@ -1,0 +1,132 @@
+"""The API keeps to its description: schemathesis sends what it allows and what it does not, to the application with a
+real worker, and compares every answer with what it promises.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.core.failures import FailureGroup
+from schemathesis.python import asgi
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kvpage.run_directory import RunDirectory
+from kvpage_server.app import create_app
+from kvpage_server.openapi_examples import PLAN_REQUEST, POOL_REQUEST
+from kvpage_server.settings import Settings
+from support.api_in_process import OWN_CALLER, CalledBy
+from support.checkout import ROOT
+from support.eventually import until
+from support.worker_process import WorkerProcess
+
+
+class Late:
+    """Stands for an application that is made when the tests begin, so that they can be collected before."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
+LATE = Late()
+EXAMPLES = {"/v1/plans": PLAN_REQUEST, "/v1/pools": POOL_REQUEST}
+SEEN: defaultdict[str, set[int]] = defaultdict(set)
+"""Statuses by operation."""
+DOCUMENT = json.loads((ROOT / "docs" / "openapi.json").read_text())
+DESCRIBED = schemathesis.openapi.from_dict(DOCUMENT)
+DESCRIBED.app = LATE
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="kvp-") as folder, WorkerProcess(Path(folder), "--memory", "64MiB"):
+        app = create_app(Settings(run_directory=RunDirectory(Path(folder)), external_workers=True))
+        LATE.app = CalledBy(app, OWN_CALLER)
+        with asgi.get_client(cast(Any, LATE)) as client:
+            until(lambda: client.get("/readyz").ok)
+        yield
+        asgi.shutdown_lifespans()
+
+
+# A schema cannot say which layers go together or which devices there are: these may refuse what it allows.
+PARTICULAR = {"POST /v1/plans", "POST /v1/pools", "GET /v1/pools"}
+
+
+def check(case: schemathesis.Case[Any], response: schemathesis.Response) -> None:
+    label = case.operation.label
+    SEEN[label].add(response.status_code)
+    case.validate_response(response, excluded_checks=[positive_data_acceptance] if label in PARTICULAR else [])
+
+
+@DESCRIBED.parametrize()
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+def test_every_answer_is_as_described(case: schemathesis.Case[Any]) -> None:
+    check(case, case.call())
+
+
+class Workflow(DESCRIBED.as_state_machine()):  # type: ignore[misc]  # its class is made at run time
+    """Goes from what was created to what can be done with it, by the links of the description."""
+
+    def setup(self) -> None:
+        """Every scenario begins with the same server, so that hypothesis can repeat one."""
+        with asgi.get_client(cast(Any, LATE)) as client:
+            for pool in client.get("/v1/pools").json()["pools"]:
+                assert client.delete(f"/v1/pools/{pool['id']}").ok
+            assert client.post("/v1/plans", json=PLAN_REQUEST).ok
+
+    def before_call(self, case: schemathesis.Case[Any]) -> None:
+        """Generated requests hardly ever make a plan, so the described ones are sent."""
+        mode = case.meta and case.meta.generation.mode
+        if case.method == "POST" and mode == schemathesis.GenerationMode.POSITIVE:
+            case.body = EXAMPLES[case.path]
+            case.headers["Prefer"] = "wait=30"
+
+    def validate_response(self, response: schemathesis.Response, case: schemathesis.Case[Any], **_: Any) -> None:
+        check(case, response)
+
+
+TestWorkflow = Workflow.TestCase
+TestWorkflow.settings = settings(max_examples=15, stateful_step_count=8, suppress_health_check=list(HealthCheck))
+
+
+def test_every_operation_has_been_done_and_has_been_refused() -> None:
+    """Otherwise the comparisons above have seen only half of what they are for."""
+    described = {f"{method.upper()} {path}" for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert SEEN.keys() == described
+    for label, statuses in SEEN.items():
+        assert min(statuses) < 300, label
+        assert max(statuses) >= 400, label
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(418, {}), (200, {}), (200, {"pools": [{"id": 7}]}), (500, {"pools": []})]
+)
+def test_the_comparison_fires(status: int, body: object) -> None:
+    with pytest.raises(FailureGroup):
+        case_of_pools().validate_response(answer(status, body))
+
+
+def test_the_comparison_does_not_fire_without_cause() -> None:
+    case_of_pools().validate_response(answer(200, {"pools": []}))
+
+
+def case_of_pools() -> schemathesis.Case[Any]:
+    return DESCRIBED["/v1/pools"]["GET"].Case()
+
+
+def answer(status: int, body: object) -> httpx.Response:
+    response = httpx.Response(status, json=body, request=httpx.Request("GET", "http://testserver/v1/pools"))
+    response.elapsed = timedelta(0)
+    return response
