@@ -12,8 +12,19 @@ from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop, Timer
 from kvpage_server.worker_pools import PoolTable
 
-_ALWAYS = (messages.Hello, messages.DescribeDevice, messages.Detach)
-_FOR_API = (messages.ListPools, messages.ExportPool, messages.AdoptPool, succession.FinishAdoption)
+_ABOUT_POOLS = (
+    messages.CreatePool,
+    messages.GetPool,
+    messages.FindPool,
+    messages.WaitPool,
+    messages.DeletePool,
+    messages.Attach,
+    messages.ListPools,
+    messages.ExportPool,
+    succession.TakeOver,
+    succession.DrainWorker,
+)
+_OF_THE_KEEPER = (messages.ListPools, messages.ExportPool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +59,9 @@ class AdoptionWindow:
 
     def defers(self, connection: Connection, request_id: int, body: messages.RequestBody) -> bool:
         """Whether the request is kept until the window closes."""
-        if not self.is_open or isinstance(body, _ALWAYS) or (connection.role == "api" and isinstance(body, _FOR_API)):
+        if not self.is_open or not isinstance(body, _ABOUT_POOLS):
+            return False
+        if connection.role == "api" and isinstance(body, _OF_THE_KEEPER):
             return False
         connection.require_room_to_wait()
         connection.num_waits += 1

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,9 +23,12 @@ COMMAND = [sys.executable, "-m", "kvpage_server", "serve"]
 class ApiService:
     """Every worker answers once it is made. `with` ends it and whatever worker is left in its run directory."""
 
-    def __init__(self, run_dir: Path, *arguments: str, wait_ready: bool = True) -> None:
+    def __init__(
+        self, run_dir: Path, *arguments: str, wait_ready: bool = True, command: Sequence[str] = COMMAND
+    ) -> None:
         """Raises AssertionError with the log when it ends before it is ready."""
         self.run_directory = RunDirectory(run_dir)
+        self._command = command
         self._log = run_dir.with_name(run_dir.name + ".log")
         ready_out, ready_in = os.pipe()
         try:
@@ -41,12 +45,19 @@ class ApiService:
     def _start(self, arguments: tuple[str, ...], ready_in: int) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*COMMAND, "--run-dir", str(self.run_directory.path), "--ready-fd", str(ready_in), *arguments],
+                [*self._command, "--run-dir", str(self.run_directory.path), "--ready-fd", str(ready_in), *arguments],
                 pass_fds=[ready_in],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
+
+    @property
+    def ended(self) -> bool:
+        return self._child.poll() is not None
+
+    def num_fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     @property
     def pid(self) -> int:

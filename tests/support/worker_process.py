@@ -53,6 +53,10 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def ended(self) -> bool:
+        return self._child.poll() is not None
+
     def client(self, *, role: Role = "client", client_name: str = "test") -> WorkerClient:
         return WorkerClient(self.socket_path, role=role, client_name=client_name, timeout_s=60)
 
