@@ -16,17 +16,17 @@ _CHARSET = re.compile(r"charset\s*=\s*\"?([^\s\";]*)\"?", re.IGNORECASE)
 
 async def json_body(request: Request) -> bytes:
     """The body's bytes. Raises `UnsupportedMediaType` before reading unless they are declared as plain JSON."""
-    declared = request.headers.get("content-type", "")
+    declared = ", ".join(request.headers.getlist("content-type"))
     media_type, _, parameters = declared.partition(";")
     if media_type.strip().lower() != "application/json":
         raise UnsupportedMediaType(
             f"Content-Type is {shorten(declared) or 'missing'}; send Content-Type: application/json"
         )
-    charset = _CHARSET.search(parameters)
-    if charset and charset[1].lower() not in ("utf-8", "utf8"):
-        raise UnsupportedMediaType(f"charset {shorten(charset[1])} is not read; JSON is UTF-8")
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() != "identity":
+    for charset in _CHARSET.findall(parameters):
+        if charset.lower() not in ("utf-8", "utf8"):
+            raise UnsupportedMediaType(f"charset {shorten(charset)} is not read; JSON is UTF-8")
+    encoding = ", ".join(request.headers.getlist("content-encoding"))
+    if encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding {shorten(encoding)} is not read; send the body uncompressed")
     return await request.body()
 

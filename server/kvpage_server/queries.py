@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 
 from fastapi import Request
 
@@ -10,6 +10,8 @@ from kvpage.errors import SpecInvalid, shorten
 from kvpage_server.plan_cache import Form
 
 MAX_WAIT_S = 30.0
+
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def known_query(request: Request, *names: str) -> dict[str, str]:
@@ -30,13 +32,9 @@ def query_wait_s(request: Request) -> float:
     given = known_query(request, "wait").get("wait")
     if given is None:
         return 0.0
-    try:
-        wait_s = float(given)
-    except ValueError:
-        wait_s = math.nan
-    if not wait_s >= 0:
-        raise SpecInvalid(f"wait is {shorten(repr(given))}; it must be a number of seconds, 0 or more")
-    return min(wait_s, MAX_WAIT_S)
+    if not _SECONDS.fullmatch(given):
+        raise SpecInvalid(f"wait is {shorten(repr(given))}; it must be a number of seconds, 0 or more, such as 2.5")
+    return min(float(given), MAX_WAIT_S)
 
 
 def query_form(request: Request) -> Form:
