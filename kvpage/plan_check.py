@@ -46,7 +46,9 @@ def check_plan(plan: Plan) -> None:
     known: dict[_ViewKey, _Pattern] = {}
     for layer in plan.layers.values():
         _check_pages(layer)
-        if layer.group is None:
+        if layer.kv_sharing_target is not None:
+            _check_sharing(layer, plan)
+        if layer.group is None or layer.kv_sharing_target is not None:
             continue
         num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
         for view in layer.tensors:
@@ -74,6 +76,17 @@ def _check_totals(plan: Plan) -> None:
     _require(
         plan.num_blocks >= 1 and 0 <= gaps <= MAX_GAP_BYTES * len(plan.layers),
         f"buffer of {plan.buffer_size_bytes} bytes for {plan.num_blocks} blocks of {plan.bytes_per_block}",
+    )
+
+
+def _check_sharing(layer: LayerPlan, plan: Plan) -> None:
+    """A layer that reads another's cache has just that layer's tensors."""
+    owner = plan.layers.get(layer.kv_sharing_target or "")
+    _require(
+        owner is not None
+        and owner.kv_sharing_target is None
+        and (owner.group, owner.tensors) == (layer.group, layer.tensors),
+        f"layer {layer.name!r} shares the cache of {layer.kv_sharing_target!r} but differs from it",
     )
 
 
@@ -179,6 +192,9 @@ def _check_cluster(cluster: list[Footprint]) -> None:
         return
     first = cluster[0]
     names = f"{first.name} and {cluster[-1].name}"
+    if all(view.pattern == first.pattern and view.group == first.group for view in cluster):
+        _check_interleaved(cluster, names)
+        return
     if any(view.stride is None for view in cluster):
         _require(
             all(view.start == first.start and view.pattern == first.pattern for view in cluster),
@@ -193,6 +209,14 @@ def _check_cluster(cluster: list[Footprint]) -> None:
     _require(page <= stride, f"views {names} share memory, and block i of one meets block i + 1 of the other")
     for group in {view.group for view in cluster}:
         _check_side_by_side([view for view in cluster if view.group == group])
+
+
+def _check_interleaved(views: list[Footprint], names: str) -> None:
+    """Like views of one group at even distances are one view with an axis more, and that must not meet itself."""
+    steps = {right.start - left.start for left, right in pairwise(views)}
+    _require(len(steps) == 1, f"views {names} of one group lie over each other at uneven distances {sorted(steps)}")
+    shape, strides, item = views[0].pattern
+    _require(is_nested((len(views), *shape), (steps.pop(), *strides), item), f"views {names} of one group share bytes")
 
 
 def _check_side_by_side(views: list[Footprint]) -> None:
