@@ -118,6 +118,8 @@ def _why_not_padded(layer: Layer, largest: int) -> str:
             f"the kernels of backend {backend.name} do not read a block of {rows} rows as one; "
             f"use block_size {backend.kernel_block_sizes.smallest}"
         )
+    if not backend.keeps_pages_whole(spec):
+        return f"in the layout of backend {backend.name} a page is not one piece; choose one with num_blocks outermost"
     return (
         f"backend {backend.name} does not read pages through the stride of the block axis; choose one that does "
         f"(such as flash_attn or triton_mla), or sizes whose pages divide {largest}"
