@@ -107,7 +107,7 @@ class LayerSpec:
 
     def max_blocks(self, lengths: Lengths) -> int:
         """Most blocks one request holds."""
-        raise NotImplementedError
+        return ceil_div(self.max_tokens_held(lengths), self.block_size)
 
     def max_tokens_held(self, lengths: Lengths) -> int:
         """Most tokens of one request whose data this layer needs at one time (for states: 0, they are not counted)."""
@@ -200,9 +200,6 @@ class FullAttentionSpec(AttentionSpec):
     def lifecycle(self) -> tuple[object, ...]:
         return ("full",)
 
-    def max_blocks(self, lengths: Lengths) -> int:
-        return ceil_div(lengths.max_model_len, self.block_size)
-
     def max_tokens_held(self, lengths: Lengths) -> int:
         return lengths.max_model_len
 
@@ -219,7 +216,7 @@ class SlidingWindowSpec(AttentionSpec):
 
     def max_blocks(self, lengths: Lengths) -> int:
         # + 1: the window need not start at the first token of a block.
-        return ceil_div(self.max_tokens_held(lengths), self.block_size) + 1
+        return LayerSpec.max_blocks(self, lengths) + 1
 
     def max_tokens_held(self, lengths: Lengths) -> int:
         return min(self.sliding_window - 1 + lengths.max_num_batched_tokens, lengths.max_model_len)
@@ -235,9 +232,6 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     def lifecycle(self) -> tuple[object, ...]:
         return ("chunked_local_attention", self.attention_chunk_size)
 
-    def max_blocks(self, lengths: Lengths) -> int:
-        return ceil_div(self.max_tokens_held(lengths), self.block_size)
-
     def max_tokens_held(self, lengths: Lengths) -> int:
         return min(self.attention_chunk_size + lengths.max_num_batched_tokens, lengths.max_model_len)
 
@@ -251,9 +245,6 @@ class CrossAttentionSpec(AttentionSpec):
     @cached_property
     def lifecycle(self) -> tuple[object, ...]:
         return ("cross_attention",)
-
-    def max_blocks(self, lengths: Lengths) -> int:
-        return ceil_div(self.max_tokens_held(lengths), self.block_size)
 
     def max_tokens_held(self, lengths: Lengths) -> int:
         return lengths.max_num_encoder_input_tokens
@@ -321,9 +312,6 @@ class MLAAttentionSpec(LatentSpec):
     def lifecycle(self) -> tuple[object, ...]:
         return ("full",)
 
-    def max_blocks(self, lengths: Lengths) -> int:
-        return ceil_div(lengths.max_model_len, self.block_size)
-
     def max_tokens_held(self, lengths: Lengths) -> int:
         return lengths.max_model_len
 
@@ -339,7 +327,7 @@ class SlidingWindowMLASpec(LatentSpec):
         return ("sliding_window_mla", self.sliding_window)
 
     def max_blocks(self, lengths: Lengths) -> int:
-        return ceil_div(self.max_tokens_held(lengths), self.block_size) + 1
+        return LayerSpec.max_blocks(self, lengths) + 1
 
     def max_tokens_held(self, lengths: Lengths) -> int:
         return min(self.sliding_window - 1 + lengths.max_num_batched_tokens, lengths.max_model_len)
