@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from planner.one_layer import ITEM_SIZE_BYTES, data_bytes, expand
+from planner.one_layer import data_bytes, expand
+from planner.rows import ITEM_SIZE_BYTES
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvpage
 from kvpage.errors import KvpageError
-from planner import comparison, golden, one_layer, oracle, view_oracle
+from planner import comparison, golden, one_layer, oracle, rows, view_oracle
 from planner.random_requests import random_request, small_request
 
 CHUNK = 50
@@ -109,7 +109,7 @@ def test_the_view_oracle_knows_the_recorded_views() -> None:
             assert oracle.answer(case.request)["refused"] == "layout-unsupported", case.id
             continue
         (layer,) = one_layer.expand(case.request)
-        item = one_layer.ITEM_SIZE_BYTES[facts["dtype"]]
+        item = rows.ITEM_SIZE_BYTES[facts["dtype"]]
         expected: dict[str, Any] = {
             "shape": tuple(facts["shape"]),
             "strides_bytes": tuple(stride * item for stride in facts["strides"]),

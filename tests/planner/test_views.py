@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvpage
 from kvpage.errors import KvpageError
-from planner import build, comparison, one_layer, view_oracle
+from planner import build, comparison, rows, view_oracle
 from planner.random_requests import small_request
 
 Json = dict[str, Any]
@@ -96,7 +96,7 @@ def test_torch_and_numpy_see_the_same_elements(rng: random.Random) -> None:
     storage = torch.from_numpy(raw)
     for layer in plan.layers.values():
         for view in layer.tensors:
-            item = one_layer.ITEM_SIZE_BYTES[view.dtype]
+            item = rows.ITEM_SIZE_BYTES[view.dtype]
             typed = storage.view(view_oracle.TORCH_DTYPES[item])
             strides = [stride // item for stride in view.strides_bytes]
             tensor = torch.as_strided(typed, view.shape, strides, view.offset_bytes // item)

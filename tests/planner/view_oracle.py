@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from planner import layouts
-from planner.one_layer import ITEM_SIZE_BYTES, is_state
+from planner.one_layer import is_state
+from planner.rows import ITEM_SIZE_BYTES
 
 Json = dict[str, Any]
 TORCH_DTYPES: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.float16, 4: torch.float32}
