@@ -1,11 +1,12 @@
 """The recorded figures of vLLM 0.24.0 for latent windows, cross attention and packed blocks, made into plan requests.
 
-Each file of tests/data holds one object per case. `runs` is `[count, layer]`; layer `i` of run `f` is called `f<f>.<i>`.
-The layers come run by run, or `dealt`: one of each run in turn. Facts, as vLLM has them: `pages` and `block_sizes` per
-run in the finished plan; `groups` `[block_size, page_size_bytes, [[run, start, stop, step], ...]]`; `result_blocks`;
-`request_bytes`; `block_stride`, 0 when layers have regions of their own, else the bytes from one packed block to the
-next; `offsets` per run as `[first, step, count]`, in the packed block or in all buffers one after the other; `views`
-per run as `[shape, strides in bytes]`. `refused` instead of all that: vLLM makes no such plan, or a wrong one.
+Each file of tests/data holds one object per case. `runs` is `[count, layer]`; layer `i` of run `f` is called
+`f<f>.<i>`. The layers come run by run, or `dealt`: one of each run in turn. Facts, as vLLM has them: `pages` and
+`block_sizes` per run in the finished plan; `groups` `[block_size, page_size_bytes, [[run, start, stop, step], ...]]`;
+`result_blocks`; `request_bytes`; `block_stride`, 0 when layers have regions of their own, else the bytes from one
+packed block to the next; `offsets` per run as `[first, step, count]`, in the packed block or in all buffers one after
+the other; `views` per run as `[shape, strides in bytes]`. `refused` instead of all that: vLLM makes no such plan, or a
+wrong one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Case:
 
     def offsets(self) -> dict[str, int]:
         """Where the first page of each layer begins."""
-        found = {}
+        found: dict[str, int] = {}
         for run, progressions in enumerate(self.facts["offsets"]):
             values = [first + i * step for first, step, count in progressions for i in range(count)]
             found |= {f"f{run}.{i}": value for i, value in enumerate(values)}

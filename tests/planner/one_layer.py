@@ -10,6 +10,7 @@ from planner.rows import ITEM_SIZE_BYTES, is_latent, row_bytes, stored_rows
 
 Json = dict[str, Any]
 
+
 class RefusedError(Exception):
     """The request has no plan; `facts` say why."""
 
