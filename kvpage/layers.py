@@ -33,6 +33,8 @@ class BackendLayout:
 
     def keeps_pages_whole(self, spec: LayerSpec) -> bool:
         """A page is one piece in memory, so it may be followed by padding."""
+        if not self.layout.axes_outside_blocks:
+            return True
         extents = self.layout.logical_shape({**spec.symbols(), "num_blocks": 1})
         return all(extents[axis] == 1 for axis in self.layout.axes_outside_blocks)
 

@@ -48,12 +48,9 @@ def check_plan(plan: Plan) -> None:
         _check_pages(layer)
         if layer.kv_sharing_target is not None:
             _check_sharing(layer, plan)
-        if layer.group is None or layer.kv_sharing_target is not None:
-            continue
-        num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
-        for view in layer.tensors:
-            name = f"{layer.name}/{view.name}"
-            footprints.append(_check_view(name, view, layer.group, num_blocks, plan.buffer_size_bytes, known))
+        elif layer.group is not None:
+            num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
+            footprints += _check_views(layer, layer.group, num_blocks, plan.buffer_size_bytes, known)
     for cluster in _overlapping(footprints):
         _check_cluster(cluster)
 
@@ -98,13 +95,6 @@ def _check_pages(layer: LayerPlan) -> None:
     _require(
         layer.page_size_padded in (None, page), f"layer {layer.name!r} has pages of {page} bytes, padded to others"
     )
-    held = sum(_block_bytes(view) for view in layer.tensors)
-    _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
-
-
-def _block_bytes(view: TensorView) -> int:
-    _require(0 <= view.block_axis < len(view.shape), f"view {view.name!r} has no axis {view.block_axis}")
-    return prod(_without(view.shape, view.block_axis)) * view.kernel_blocks_per_block * item_size_bytes(view.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,29 +104,44 @@ class _Pattern:
     reach: int
     stride: int | None
     extent: int
+    block_bytes: int
+    """Data of one block, without what lies between."""
 
 
 _ViewKey = tuple[str, tuple[int, ...], tuple[int, ...], int, int, int]
 
 
-def _check_view(
-    name: str, view: TensorView, group: int, num_blocks: int, buffer_size_bytes: int, known: dict[_ViewKey, _Pattern]
-) -> Footprint:
-    key = (view.dtype, view.shape, view.strides_bytes, view.block_axis, view.kernel_blocks_per_block, num_blocks)
-    pattern = known.get(key)
-    if pattern is None:
-        pattern = known[key] = _check_pattern(name, view, num_blocks)
-    end = view.offset_bytes + pattern.reach
+def _check_views(
+    layer: LayerPlan, group: int, num_blocks: int, buffer_size_bytes: int, known: dict[_ViewKey, _Pattern]
+) -> list[Footprint]:
+    """Each view in itself, and all together against the page that they fill. Patterns are proven once: `known`."""
+    footprints: list[Footprint] = []
+    held = 0
+    for view in layer.tensors:
+        name = f"{layer.name}/{view.name}"
+        key = (view.dtype, view.shape, view.strides_bytes, view.block_axis, view.kernel_blocks_per_block, num_blocks)
+        pattern = known.get(key)
+        if pattern is None:
+            pattern = known[key] = _check_pattern(name, view, num_blocks)
+        footprints.append(_check_place(name, view, group, pattern, buffer_size_bytes))
+        held += pattern.block_bytes
+    real = layer.real_page_size_bytes
+    _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
+    return footprints
+
+
+def _check_place(name: str, view: TensorView, group: int, pattern: _Pattern, buffer_size_bytes: int) -> Footprint:
+    start, end = view.offset_bytes, view.offset_bytes + pattern.reach
     item = item_size_bytes(view.dtype)
-    _require(view.offset_bytes % item == 0, f"view {name} has offset {view.offset_bytes}, not a multiple of {item}")
+    _require(start % item == 0, f"view {name} has offset {start}, not a multiple of {item}")
     _require(
-        view.offset_bytes >= 0 and end <= buffer_size_bytes,
-        f"view {name} reaches from {view.offset_bytes} to {end}, outside the buffer of {buffer_size_bytes} bytes",
+        0 <= start and end <= buffer_size_bytes,
+        f"view {name} reaches from {start} to {end}, outside the buffer of {buffer_size_bytes} bytes",
     )
     return Footprint(
         name=name,
         group=group,
-        start=view.offset_bytes,
+        start=start,
         end=end,
         stride=pattern.stride,
         extent=pattern.extent,
@@ -165,6 +170,7 @@ def _check_pattern(name: str, view: TensorView, num_blocks: int) -> _Pattern:
         reach=span(view.shape, view.strides_bytes, item),
         stride=stride * parts if extent <= stride else None,
         extent=extent + (parts - 1) * stride,
+        block_bytes=prod(_without(view.shape, view.block_axis)) * parts * item,
     )
 
 

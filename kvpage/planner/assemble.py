@@ -32,6 +32,10 @@ def assemble(request: PlanRequest, layers: Sequence[Layer], grouping: Grouping, 
         if layer.kv_sharing_target is not None:
             plans[layer.name] = _sharing(layer, plans[layer.kv_sharing_target])
     ordered = {layer.name: plans[layer.name] for layer in layers}
+    sharing: list[list[str]] = [[] for _ in grouping.groups]
+    for name, plan in ordered.items():
+        if plan.kv_sharing_target is not None and plan.group is not None:
+            sharing[plan.group].append(name)
     named_length = request.max_model_len is not None
     bare = Plan(
         plan_id="",
@@ -40,7 +44,7 @@ def assemble(request: PlanRequest, layers: Sequence[Layer], grouping: Grouping, 
         bytes_per_block=grouping.bytes_per_block,
         slab_bytes=grouping.bytes_per_block,
         buffer_size_bytes=placement.buffer_size_bytes,
-        groups=tuple(_group_plan(index, group, ordered) for index, group in enumerate(grouping.groups)),
+        groups=tuple(_group_plan(group, ordered, sharing[index]) for index, group in enumerate(grouping.groups)),
         layers={name: msgspec.structs.replace(layer, reason="") for name, layer in ordered.items()},
         waste=waste(
             grouping,
@@ -114,14 +118,13 @@ def _without_cache(layer: Layer) -> LayerPlan:
     )
 
 
-def _group_plan(index: int, group: Group, layers: Mapping[str, LayerPlan]) -> GroupPlan:
+def _group_plan(group: Group, layers: Mapping[str, LayerPlan], sharing: Sequence[str]) -> GroupPlan:
     spec = group.spec
     windowed = SlidingWindowSpec | SlidingWindowMLASpec | FullAttentionSpec
     chunked = ChunkedLocalAttentionSpec | FullAttentionSpec
-    members = (*group.layers, *(name for name, plan in layers.items() if plan.kv_sharing_target in group.layers))
     strides = {_block_stride(view) for name in group.layers for view in layers[name].tensors}
     return GroupPlan(
-        layers=members,
+        layers=(*group.layers, *sharing),
         kind=spec.kind,
         sliding_window=spec.sliding_window if isinstance(spec, windowed) else None,
         attention_chunk_size=spec.attention_chunk_size if isinstance(spec, chunked) else None,
