@@ -61,7 +61,7 @@ def _interleaved(grouping: Grouping, attention: Sequence[Layer], layers: Sequenc
     if first is None or first.spec is None or first.backend is None:
         return grouping
     for layer in layers:
-        if layer.spec != first.spec or layer.backend != first.backend:
+        if layer.spec is not None and (layer.spec != first.spec or layer.backend != first.backend):
             _refuse(layer, f"{why}, so all layers must be alike, but {layer.name!r} differs from {first.name!r}")
     if first.backend.layout.layered_stride_order is None:
         _refuse(first, f"{why}, but backend {first.backend.name} has no layered stride order")
