@@ -135,7 +135,7 @@ def _check_place(name: str, view: TensorView, group: int, pattern: _Pattern, buf
     item = item_size_bytes(view.dtype)
     _require(start % item == 0, f"view {name} has offset {start}, not a multiple of {item}")
     _require(
-        0 <= start and end <= buffer_size_bytes,
+        start >= 0 and end <= buffer_size_bytes,
         f"view {name} reaches from {start} to {end}, outside the buffer of {buffer_size_bytes} bytes",
     )
     return Footprint(

@@ -76,9 +76,9 @@ def _fitted(layer: Layer, spec: LayerSpec, pages: set[int]) -> Decided:
     target = min(larger, default=max(pages))
     if not larger or layer.backend is None or not layer.backend.can_pad(spec, target):
         detail = (
-            f"layer {layer.name!r} has pages of {spec.page_size_bytes} bytes, the full latent rows have {sorted(pages)}, "
-            f"and its pages cannot be padded to one of those; use a backend that reads pages by block stride, or a "
-            f"smaller block size"
+            f"layer {layer.name!r} has pages of {spec.page_size_bytes} bytes, the full latent rows have "
+            f"{sorted(pages)}, and its pages cannot be padded to one of those; use a backend that reads pages by "
+            f"block stride, or a smaller block size"
         )
         facts = {"layer": layer.name, "page_size_bytes": spec.page_size_bytes, "largest_page_size_bytes": max(pages)}
         raise CannotUnify(detail, details=facts, errors=[layer.fault(detail)])
