@@ -213,8 +213,11 @@ def _check_cluster(cluster: list[Footprint]) -> None:
     stride = first.stride or 0
     page = max(view.start + view.extent for view in cluster) - first.start
     _require(page <= stride, f"views {names} share memory, and block i of one meets block i + 1 of the other")
-    for group in {view.group for view in cluster}:
-        _check_side_by_side([view for view in cluster if view.group == group])
+    by_group: dict[int, list[Footprint]] = {}
+    for view in cluster:
+        by_group.setdefault(view.group, []).append(view)
+    for views in by_group.values():
+        _check_side_by_side(views)
 
 
 def _check_interleaved(views: list[Footprint], names: str) -> None:

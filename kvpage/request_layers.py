@@ -144,7 +144,9 @@ class _AttentionBase(LayerEntry):
     dtype: StrictStr
     kv_quant: KVQuant | None = None
     backend: AnyBackend | None = None
-    kernel_block_sizes: Annotated[tuple[KernelBlockSize, ...], Field(min_length=1, max_length=64)] | None = None
+    kernel_block_sizes: (
+        Annotated[tuple[KernelBlockSize, ...], Field(min_length=1, max_length=64, fail_fast=True)] | None
+    ) = None
 
     @field_validator("dtype")
     @classmethod
@@ -317,15 +319,15 @@ class MLAAttentionLayer(_LatentBase):
         return MLAAttentionSpec(**self._sizes(block_size))
 
 
-StateShape = Annotated[tuple[Size, ...], Field(max_length=MAX_RANK)]
+StateShape = Annotated[tuple[Size, ...], Field(max_length=MAX_RANK, fail_fast=True)]
 
 
 class MambaLayer(LayerEntry):
     """Any recurrent state: its tensors lie one after the other in a page."""
 
     kind: Literal["mamba"]
-    shapes: Annotated[tuple[StateShape, ...], Field(min_length=1, max_length=64)]
-    dtypes: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=64)]
+    shapes: Annotated[tuple[StateShape, ...], Field(min_length=1, max_length=64, fail_fast=True)]
+    dtypes: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=64, fail_fast=True)]
     num_speculative_blocks: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
 
     @field_validator("dtypes")
