@@ -136,5 +136,12 @@ def reads_pages_of(layer: Json, page: int) -> bool:
     if layer["kind"] == "mamba" or not is_whole(layer) or kernel_blocks_per_block(layer) != 1:
         return False
     if layer["layout"]["named"]:
-        return not is_latent(layer) or page % row_bytes(layer, layer["head_size"]) == 0
+        return not has_broken_rows(layer, page)
     return bool(layer["layout"]["reads_stride"])
+
+
+def has_broken_rows(layer: Json, stride: int) -> bool:
+    """Blocks of latent rows in a named layout, which kernels find by row number, but no whole number of rows apart."""
+    if not (layer["layout"]["named"] and is_latent(layer)):
+        return False
+    return stride % row_bytes(layer, layer["head_size"]) != 0

@@ -97,6 +97,8 @@ def check_gap(layer: Json) -> None:
         raise RefusedError(why="layout-unsupported", layer=layer["name"])
     if layouts.kernel_blocks_per_block(layer) > 1:
         raise RefusedError(why="layout-unsupported", layer=layer["name"])
+    if layouts.has_broken_rows(layer, page_bytes(layer)):
+        raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=True)
 
 
 def most_blocks(layer: Json, request: Json) -> int:

@@ -27,6 +27,8 @@ def settle(grouping: Json, layers: list[Json], layered: bool) -> str:
             if not layouts.is_whole(layer) or layouts.kernel_blocks_per_block(layer) > 1:
                 # Where the layers do not ask to be packed, regions would do.
                 raise RefusedError(why="layout-unsupported", arguable="packed" not in asked)
+            if layouts.has_broken_rows(layer, block_offsets(grouping["slots"])[1]):
+                raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=True)
         return "packed"
     return "regions"
 

@@ -157,7 +157,7 @@ def test_a_window_of_latent_rows_holds_as_many_blocks(
 # --- windows beside whole rows --------------------------------------------------------------------
 
 # DeepSeek V4, much reduced. Pages: a row for 4 tokens 37,440, a row for 128 tokens 1,728, the indexer 8,640.
-V4 = {"dtype": "uint8", "page_alignment_bytes": 576}
+V4: Json = {"dtype": "uint8", "page_alignment_bytes": 576}
 COMPRESSED_4 = rows("c4.{i}", 512, 256, 4, kv_quant="fp8_ds_mla", count=2, **V4)
 INDEXER = rows("index.{i}", 132, 256, 4, count=2, **V4)
 COMPRESSED_128 = rows("c128.{i}", 512, 256, 128, kv_quant="fp8_ds_mla", count=2, **V4)
@@ -245,7 +245,7 @@ def test_how_many_windows_lie_side_by_side(tuples: int, windows: list[int], grou
     comparison.compare(request)
 
 
-DENSE = {"backend": build.dense(ROWS)}
+DENSE: Json = {"backend": build.dense(ROWS)}
 REFUSED: list[tuple[str, list[Json], type[Exception]]] = [
     ("no whole rows", [window("a"), window("b", tokens=8)], LayoutUnsupported),
     ("whole rows of two block sizes", [rows("a"), rows("b", block_size=128), window("w")], LayoutUnsupported),
@@ -288,7 +288,7 @@ def test_windows_of_one_size_alone_are_one_group() -> None:
 
 def test_rows_that_kernels_count_through_are_not_packed() -> None:
     """A kernel that goes by row number must find the next block right behind: regions, with as many blocks."""
-    pages = {"block_size": 64, "size": 576, "dtype": "uint8", "kv_quant": "fp8_ds_mla"}
+    pages: Json = {"block_size": 64, "size": 576, "dtype": "uint8", "kv_quant": "fp8_ds_mla"}
     layers = [rows("a.{i}", count=2, **pages), window("w.{i}", count=2, **pages)]
     packed = kvpage.plan(build.request(*layers, memory_bytes=1 << 28))
     apart = build.request(*(layer | {"backend": "flashmla_sparse"} for layer in layers), memory_bytes=1 << 28)
@@ -302,7 +302,7 @@ def test_rows_that_kernels_count_through_are_not_packed() -> None:
 
 
 def test_a_small_plan_byte_by_byte() -> None:
-    small = {"size": 4, "dtype": "int8"}
+    small: Json = {"size": 4, "dtype": "int8"}
     layers = [
         rows("a.{i}", block_size=8, ratio=2, count=2, **small),
         rows("b.{i}", block_size=8, count=2, **small),

@@ -185,19 +185,36 @@ def test_a_block_is_rounded_up_to_what_its_items_step_by() -> None:
 
 
 @pytest.mark.parametrize("name", ["LBHNC", "LBNHC", "BLHNC", "BLNHC"])
-def test_latent_pages_are_padded_by_whole_rows_only(name: str) -> None:
-    """A page of 16 rows of 1,152 bytes: 18,432. 16 rows more are padding a kernel can count, 1,000 bytes are not."""
-    for page, fits in ((18_432 + 16 * 1152, True), (18_432 + 1152, True), (18_432 + 1000, False)):
-        full = build.full(heads=1, size=page // 4, block_size=1, dtype="bfloat16", backend=name)
-        request = build.request(full, build.mla(backend=name) | {"block_size": 16}, num_blocks=9, max_model_len=1)
-        if page % 18_432 == 0:
-            request["layers"][0]["page_size_padded"] = None
-        comparison.compare(request)
-        if fits:
-            assert kvpage.plan(request).layers["mla"].page_size_bytes in (page, 18_432)
-        else:
-            with pytest.raises(CannotUnify):
-                kvpage.plan(request)
+@pytest.mark.parametrize(
+    ("page", "decision"), [(36_864, "scale"), (18_432 + 1152, "pad"), (18_432 + 8 * 1152, "pad"), (19_432, None)]
+)
+def test_latent_pages_are_padded_by_whole_rows_only(name: str, page: int, decision: str | None) -> None:
+    """16 rows of 1,152 bytes: a row more is padding that a kernel can count, 1,000 bytes are not."""
+    chunked = build.chunked(heads=1, size=page // 4, block_size=1, backend=name)
+    request = build.request(chunked, build.mla(backend=name), memory_bytes=1 << 32)
+    comparison.compare(request)
+    if decision is None:
+        with pytest.raises(CannotUnify):
+            kvpage.plan(request)
+    else:
+        assert kvpage.plan(request).layers["mla"].decision == decision
+
+
+@pytest.mark.parametrize("name", ["LBHNC", "LBNHC", "BLHNC", "BLNHC"])
+@pytest.mark.parametrize("more", [{"page_size_padded": 19_432}, {"page_alignment_bytes": 1000}])
+def test_latent_pages_asked_for_have_whole_rows_too(name: str, more: Json) -> None:
+    with pytest.raises(LayoutUnsupported):
+        kvpage.plan(build.request(build.mla(backend=name, **more)))
+    whole = build.mla(backend=name, page_size_padded=18_432 + 1152)
+    assert kvpage.plan(build.request(whole)).layers["mla"].page_size_bytes == 19_584
+
+
+@pytest.mark.parametrize("name", ["BLHNC", "BLNHC"])
+def test_latent_rows_of_a_packed_block_step_by_whole_rows(name: str) -> None:
+    """64 rows of 656 and of 132 bytes: 50,432 is no multiple of either, so no row number reaches the next block."""
+    layers = [build.mla(f"m{row}", size=row, dtype="uint8", block_size=64, backend=name) for row in (656, 132)]
+    with pytest.raises(LayoutUnsupported):
+        kvpage.plan(build.request(*layers))
 
 
 @pytest.mark.parametrize("name", layouts.NAMED)
@@ -301,4 +318,4 @@ def test_every_pair_of_named_layouts() -> None:
             request = build.request(build.full(backend=first), build.mla(backend=second), num_blocks=600)
             planned += "refused" not in oracle.answer(request)
             comparison.compare(request)
-    assert planned == 3 * 3 + 2 * 2  # regions with regions, packed with packed
+    assert planned == 3 * 3  # regions with regions; packed blocks are no whole number of rows

@@ -234,3 +234,13 @@ def test_a_kernel_block_split_is_not_combined_with_padding() -> None:
     with pytest.raises(KvpageError) as caught:
         kvpage.plan(build.request(layer | {"page_size_padded": 12_288}, num_blocks=4, max_model_len=1))
     assert caught.value.code == "layout-unsupported"
+
+
+def test_a_scaled_block_with_a_gap_is_not_split_either() -> None:
+    """Pages of 8 bytes padded to 9 are scaled by 32: 128 tokens; kernels of 2 or 4 tokens would split that."""
+    layer = build.full(heads=1, size=1, dtype="int8", block_size=4, kernel_block_sizes=[2, 4], page_size_padded=9)
+    request = build.request(layer, build.sliding(heads=3, size=3, block_size=8, window=4), num_blocks=4)
+    request |= {"max_model_len": 1, "max_num_batched_tokens": 1}
+    with pytest.raises(KvpageError) as caught:
+        kvpage.plan(request)
+    assert caught.value.code in ("layout-unsupported", "cannot-unify-page-size")
