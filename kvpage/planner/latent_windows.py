@@ -70,7 +70,7 @@ def _split(layers: Sequence[Layer]) -> tuple[dict[str, LayerSpec], list[dict[str
 
 def _fitted(layer: Layer, spec: LayerSpec, pages: set[int]) -> Decided:
     """Padded to the smallest page of the full rows that holds it."""
-    larger = [page for page in pages if page >= spec.page_size_bytes]
+    larger = [page for page in pages if page >= spec.page_size_bytes and page % spec.page_alignment == 0]
     if larger and min(larger) == spec.page_size_bytes:
         return Decided(spec, "co_group", f"page of {spec.page_size_bytes:,} bytes is one of the full rows' pages")
     target = min(larger, default=max(pages))
