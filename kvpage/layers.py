@@ -48,7 +48,11 @@ class BackendLayout:
             return False
         if not self.is_named_layout:
             return self.layout.indexes_kv_by_block_stride
-        return not isinstance(spec, LatentSpec) or page_size_bytes % spec.row_bytes == 0
+        return self.steps_by_whole_rows(spec, page_size_bytes)
+
+    def steps_by_whole_rows(self, spec: LayerSpec, stride_bytes: int) -> bool:
+        """False when pages of latent rows in a named layout would be a part of a row out of step."""
+        return not (self.is_named_layout and isinstance(spec, LatentSpec) and stride_bytes % spec.row_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,11 @@ def check_can_pad(spec: LayerSpec, backend: BackendLayout) -> None:
             f"page padded from {spec.real_page_size_bytes} to {spec.page_size_bytes} bytes, but in the layout of "
             f"backend {backend.name} blocks are not the outermost axis in memory, so a page is not one piece; use a "
             f"layout with num_blocks outermost, or no padding"
+        )
+    if not backend.steps_by_whole_rows(spec, spec.page_size_bytes):
+        raise LayoutUnsupported(
+            f"page padded from {spec.real_page_size_bytes} to {spec.page_size_bytes} bytes, but kernels of the named "
+            f"layout {backend.name} address latent rows by number; use a multiple of the row"
         )
     if not backend.kernel_block_sizes.takes_whole(spec.storage_block_size):
         raise LayoutUnsupported(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvpage.errors import LayoutUnsupported
-from kvpage.layers import BackendLayout, Layer, logical_shape
+from kvpage.layers import BackendLayout, Layer, check_can_pad, logical_shape
 from kvpage.planner.groups import Grouping
 from kvpage.specs import LayerSpec
 from kvpage.strides import permute
@@ -31,6 +31,7 @@ def arrange(grouping: Grouping, layers: Sequence[Layer], *, layered: bool) -> Gr
         return _interleaved(grouping, with_backend, layers, "its layout puts heads outside the layers")
     if "packed" in asked or grouping.arrangement == "packed":
         return _packed(grouping, by_name)
+    _check_padding(grouping, by_name)
     _check_sharing(grouping, by_name)
     return grouping
 
@@ -39,8 +40,20 @@ def _refuse(layer: Layer, detail: str) -> None:
     raise LayoutUnsupported(detail, errors=[layer.fault(detail, "backend")])
 
 
+def _check_padding(grouping: Grouping, layers: Mapping[str, Layer]) -> None:
+    """What scaling left of a page that was padded before must be legal for the larger block as well."""
+    for name, choice in grouping.decided.items():
+        backend = layers[name].backend
+        if backend is not None and choice.spec.page_size_bytes != choice.spec.real_page_size_bytes:
+            try:
+                check_can_pad(choice.spec, backend)
+            except LayoutUnsupported as error:
+                _refuse(layers[name], f"layer {name!r}: {error.message}")
+
+
 def _packed(grouping: Grouping, layers: Mapping[str, Layer]) -> Grouping:
     """Side by side in every block: each page one piece that the kernel reads as one block."""
+    packed = replace(grouping, arrangement="packed")
     for name, choice in grouping.decided.items():
         backend = layers[name].backend
         if backend is None:
@@ -52,7 +65,10 @@ def _packed(grouping: Grouping, layers: Mapping[str, Layer]) -> Grouping:
         if not backend.kernel_block_sizes.takes_whole(choice.spec.storage_block_size):
             detail = f"layer {name!r} shares each block with others, so its kernel must read a block as one"
             _refuse(layers[name], detail)
-    return replace(grouping, arrangement="packed")
+        if not backend.steps_by_whole_rows(choice.spec, packed.bytes_per_block):
+            detail = f"layer {name!r} shares blocks of {packed.bytes_per_block} bytes, not a whole number of its rows"
+            _refuse(layers[name], detail)
+    return packed
 
 
 def _interleaved(grouping: Grouping, attention: Sequence[Layer], layers: Sequence[Layer], why: str) -> Grouping:
