@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from kvpage.errors import LayoutUnsupported, NotSupported, SpecInvalid, shorten
+from kvpage.errors import LayoutUnsupported, SpecInvalid, shorten
 from kvpage.strides import inverse, is_permutation
 
 KVCacheLayout = Literal["NHD", "HND"]
-SYMBOLS = ("num_blocks", "block_size", "num_kv_heads", "head_size", "head_size_v")
+SYMBOLS = ("num_blocks", "block_size", "num_kv_heads", "head_size", "head_size_v", "row_size", "row_size_v")
+"""`head_size` counts values; `row_size` counts the elements stored for a head and token, inline scales included."""
 _TERM = re.compile(r"\s*([a-z_]+|[0-9]{1,18})\s*(?:/\s*([0-9]{1,18}))?\s*")
 
 
@@ -93,9 +94,9 @@ class AttentionLayout:
         return [axis.text for axis in self.shape].index("num_blocks")
 
     @cached_property
-    def has_outermost_blocks(self) -> bool:
-        """The block axis is outermost in memory, so each page is one piece and may be followed by padding."""
-        return inverse(self.order)[self.block_axis] == 0
+    def axes_outside_blocks(self) -> tuple[int, ...]:
+        """Logical axes outside the block axis in memory. With none, or only of extent 1, a page is one piece."""
+        return self.order[: inverse(self.order)[self.block_axis]]
 
     @cached_property
     def indexes_kv_by_block_stride(self) -> bool:
@@ -220,10 +221,10 @@ BACKENDS: dict[str, Backend] = {
         Backend("rocm_aiter_unified_attn", _layouts(_KV_PAIR), _multiple(16)),
         Backend("rocm_attn", _layouts(_KV_FIRST), _multiple(16)),
         Backend("flashmla", _rows(_ROWS_BLOCKS_FIRST), _listed(64)),
-        Backend("flashmla_sparse", _rows(), _listed(64)),
+        Backend("flashmla_sparse", _rows(), _listed(64), {"fp8_ds_mla": _rows(row="row_size")}),
         Backend("xpu_mla_sparse", _rows(), _multiple(1)),
         Backend("flashinfer_mla_sparse", _rows(), _listed(32, 64)),
-        Backend("flashinfer_mla_sparse_sm120", _rows(row=656), _listed(64, 256)),
+        Backend("flashinfer_mla_sparse_sm120", _rows(row=656), _listed(64, 256), {"fp8_ds_mla": _rows(row="row_size")}),
         Backend("rocm_aiter_mla", _rows(_ROWS_LAYERS_FIRST), _multiple(1)),
         Backend("triton_mla", _rows(_ROWS_BLOCKS_FIRST), _multiple(16)),
         Backend("rocm_aiter_mla_sparse", _rows(), _listed(1, 64)),
@@ -242,26 +243,32 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
-NAMED_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")  # vLLM 0.32 and later
+NAMED_LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+"""Permutations of [layers, blocks, heads, tokens, content]: vLLM 0.32 and later, `KVCacheLayout`. K and V of a token
+lie one after the other in the content axis."""
+
+
+def named_layout(name: str, *, has_v: bool) -> AttentionLayout:
+    """The layout called `name`; `has_v`: the content is a K row and a V row, not one latent row."""
+    order = tuple("LBHNC".index(letter) for letter in name)
+    content = "row_size + row_size_v" if has_v else "row_size"
+    shape = tuple(parse_extent(axis) for axis in ("num_blocks", "num_kv_heads", "block_size", content))
+    return AttentionLayout(shape, tuple(axis - 1 for axis in order if axis > 0), order)
 
 
 def backend_named(name: str) -> Backend:
     """Raises `SpecInvalid`, listing the registered names."""
-    if name in NAMED_LAYOUTS:
-        raise NotSupported(
-            f"the named layout {name} is not supported yet; write the layout out as shape and stride_order"
-        )
     try:
         return BACKENDS[name]
     except KeyError:
-        known = ", ".join(sorted(BACKENDS))
-        raise SpecInvalid(f"backend {shorten(name)!r} is not registered; use one of {known}, or write it out") from None
+        known = ", ".join((*sorted(BACKENDS), *NAMED_LAYOUTS))
+        raise SpecInvalid(f"backend {shorten(name)!r} is not known; use one of {known}, or write it out") from None
 
 
 def default_backend(kind: str, *, same_widths: bool, kv_quant: str | None) -> Backend:
     """The backend assumed when a layer names none; the plan says which one it was."""
-    if kind == "mla_attention":
-        return BACKENDS["triton_mla"]
+    if kind in ("mla_attention", "sliding_window_mla"):
+        return BACKENDS["triton_mla" if kv_quant is None else "flashmla_sparse"]
     if kv_quant is not None:
         return BACKENDS["flashinfer" if kv_quant == "nvfp4" else "triton_attn"]
     return BACKENDS["flash_attn" if same_widths else "flash_attn_diffkv"]

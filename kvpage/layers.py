@@ -5,28 +5,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from kvpage.backends import AttentionLayout, KernelBlockSizes
 from kvpage.errors import FieldError, LayoutUnsupported
-from kvpage.specs import LayerSpec
+from kvpage.specs import LatentSpec, LayerSpec
+
+Arrangement = Literal["regions", "packed", "interleaved"]
+"""How layers share the buffer: a region for each; side by side in every block; interleaved among a block's heads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendLayout:
-    """A backend's layout for one layer: registered under `name`, or written out ("custom")."""
+    """A backend's layout for one layer: registered under `name`, a named layout, or written out ("custom")."""
 
     name: str
     layout: AttentionLayout
     kernel_block_sizes: KernelBlockSizes
+    is_named_layout: bool = False
 
-    def can_pad(self, block_size: int) -> bool:
-        """The backend reads padded pages: by block stride, each page one piece in memory, not split by the kernel."""
-        layout = self.layout
-        return (
-            layout.indexes_kv_by_block_stride
-            and layout.has_outermost_blocks
-            and self.kernel_block_sizes.takes_whole(block_size)
-        )
+    @property
+    def arrangement(self) -> Arrangement:
+        """Named layouts say where the layers axis lies; others leave it to a region for each layer."""
+        if not self.is_named_layout or self.name.startswith("L"):
+            return "regions"
+        return "packed" if self.name.startswith("BL") else "interleaved"
+
+    def keeps_pages_whole(self, spec: LayerSpec) -> bool:
+        """A page is one piece in memory, so it may be followed by padding."""
+        if not self.layout.axes_outside_blocks:
+            return True
+        extents = self.layout.logical_shape({**spec.symbols(), "num_blocks": 1})
+        return all(extents[axis] == 1 for axis in self.layout.axes_outside_blocks)
+
+    def can_pad(self, spec: LayerSpec, page_size_bytes: int) -> bool:
+        """The backend reads pages that step by `page_size_bytes` and are longer than their data.
+
+        By vLLM's rules: a stride order must say that pages are read by block stride (0.24.0); a named layout is read so
+        unless it holds latent rows, of which the page must then be a whole number (0.32 and later).
+        """
+        if not self.keeps_pages_whole(spec) or not self.kernel_block_sizes.takes_whole(spec.storage_block_size):
+            return False
+        if not self.is_named_layout:
+            return self.layout.indexes_kv_by_block_stride
+        return self.steps_by_whole_rows(spec, page_size_bytes)
+
+    def steps_by_whole_rows(self, spec: LayerSpec, stride_bytes: int) -> bool:
+        """False when pages of latent rows in a named layout would be a part of a row out of step."""
+        return not (self.is_named_layout and isinstance(spec, LatentSpec) and stride_bytes % spec.row_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +66,8 @@ class Layer:
     draft: bool = False
     position: int = 0
     """Index in the request's `layers`, for errors."""
+    kv_sharing_target: str | None = None
+    """The layer whose cache this one reads instead of having its own."""
 
     def fault(self, detail: str, field: str = "") -> FieldError:
         """`detail` as an error at this layer, or at one of its fields."""
@@ -68,19 +96,20 @@ def logical_shape(spec: LayerSpec, backend: BackendLayout, num_blocks: int) -> t
     i × b / k … of the view. Raises `LayoutUnsupported` when b is a multiple of no kernel block size.
     """
     kernel = kernel_block_size(spec, backend)
-    split = spec.block_size // kernel
+    split = spec.storage_block_size // kernel
     return backend.layout.logical_shape({**spec.symbols(), "block_size": kernel, "num_blocks": num_blocks * split})
 
 
 def kernel_block_size(spec: LayerSpec, backend: BackendLayout) -> int:
-    """Tokens of the blocks that the kernel sees: the largest accepted size that divides the block evenly."""
-    kernel = backend.kernel_block_sizes.largest_within(spec.block_size)
+    """Rows of the blocks that the kernel sees: the largest accepted size that divides the block evenly."""
+    kernel = backend.kernel_block_sizes.largest_within(spec.storage_block_size)
     if kernel is None:
         sizes = backend.kernel_block_sizes
         accepted = [*map(str, sizes.listed), *([f"multiples of {sizes.multiple_of}"] if sizes.multiple_of else [])]
         raise LayoutUnsupported(
-            f"block_size {spec.block_size} is no multiple of a block that the kernels of backend {backend.name} accept "
-            f"({', '.join(accepted)} tokens); use {sizes.smallest_from(spec.block_size)}"
+            f"a block of {spec.storage_block_size} rows is no multiple of a block that the kernels of backend "
+            f"{backend.name} accept "
+            f"({', '.join(accepted)}); use {sizes.smallest_from(spec.storage_block_size)}"
         )
     return kernel
 
@@ -107,15 +136,20 @@ def check_layout(spec: LayerSpec, backend: BackendLayout) -> None:
 
 def check_can_pad(spec: LayerSpec, backend: BackendLayout) -> None:
     """Raises `LayoutUnsupported` when pages of this layout cannot be followed by padding."""
-    if not backend.layout.has_outermost_blocks:
+    if not backend.keeps_pages_whole(spec):
         raise LayoutUnsupported(
             f"page padded from {spec.real_page_size_bytes} to {spec.page_size_bytes} bytes, but in the layout of "
             f"backend {backend.name} blocks are not the outermost axis in memory, so a page is not one piece; use a "
             f"layout with num_blocks outermost, or no padding"
         )
-    if not backend.kernel_block_sizes.takes_whole(spec.block_size):
+    if not backend.steps_by_whole_rows(spec, spec.page_size_bytes):
+        raise LayoutUnsupported(
+            f"page padded from {spec.real_page_size_bytes} to {spec.page_size_bytes} bytes, but kernels of the named "
+            f"layout {backend.name} address latent rows by number; use a multiple of the row"
+        )
+    if not backend.kernel_block_sizes.takes_whole(spec.storage_block_size):
         raise LayoutUnsupported(
             f"page padded from {spec.real_page_size_bytes} to {spec.page_size_bytes} bytes, but the kernels of backend "
-            f"{backend.name} do not read a block of {spec.block_size} tokens as one; use block_size "
+            f"{backend.name} do not read a block of {spec.storage_block_size} rows as one; use block_size "
             f"{backend.kernel_block_sizes.smallest}, or no padding"
         )

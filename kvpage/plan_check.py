@@ -46,12 +46,11 @@ def check_plan(plan: Plan) -> None:
     known: dict[_ViewKey, _Pattern] = {}
     for layer in plan.layers.values():
         _check_pages(layer)
-        if layer.group is None:
-            continue
-        num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
-        for view in layer.tensors:
-            name = f"{layer.name}/{view.name}"
-            footprints.append(_check_view(name, view, layer.group, num_blocks, plan.buffer_size_bytes, known))
+        if layer.kv_sharing_target is not None:
+            _check_sharing(layer, plan)
+        elif layer.group is not None:
+            num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
+            footprints += _check_views(layer, layer.group, num_blocks, plan.buffer_size_bytes, known)
     for cluster in _overlapping(footprints):
         _check_cluster(cluster)
 
@@ -77,6 +76,17 @@ def _check_totals(plan: Plan) -> None:
     )
 
 
+def _check_sharing(layer: LayerPlan, plan: Plan) -> None:
+    """A layer that reads another's cache has just that layer's tensors."""
+    owner = plan.layers.get(layer.kv_sharing_target or "")
+    _require(
+        owner is not None
+        and owner.kv_sharing_target is None
+        and (owner.group, owner.tensors) == (layer.group, layer.tensors),
+        f"layer {layer.name!r} shares the cache of {layer.kv_sharing_target!r} but differs from it",
+    )
+
+
 def _check_pages(layer: LayerPlan) -> None:
     """The page sizes that the plan states are those of the views."""
     real, page = layer.real_page_size_bytes, layer.page_size_bytes
@@ -85,13 +95,6 @@ def _check_pages(layer: LayerPlan) -> None:
     _require(
         layer.page_size_padded in (None, page), f"layer {layer.name!r} has pages of {page} bytes, padded to others"
     )
-    held = sum(_block_bytes(view) for view in layer.tensors)
-    _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
-
-
-def _block_bytes(view: TensorView) -> int:
-    _require(0 <= view.block_axis < len(view.shape), f"view {view.name!r} has no axis {view.block_axis}")
-    return prod(_without(view.shape, view.block_axis)) * view.kernel_blocks_per_block * item_size_bytes(view.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +104,44 @@ class _Pattern:
     reach: int
     stride: int | None
     extent: int
+    block_bytes: int
+    """Data of one block, without what lies between."""
 
 
 _ViewKey = tuple[str, tuple[int, ...], tuple[int, ...], int, int, int]
 
 
-def _check_view(
-    name: str, view: TensorView, group: int, num_blocks: int, buffer_size_bytes: int, known: dict[_ViewKey, _Pattern]
-) -> Footprint:
-    key = (view.dtype, view.shape, view.strides_bytes, view.block_axis, view.kernel_blocks_per_block, num_blocks)
-    pattern = known.get(key)
-    if pattern is None:
-        pattern = known[key] = _check_pattern(name, view, num_blocks)
-    end = view.offset_bytes + pattern.reach
+def _check_views(
+    layer: LayerPlan, group: int, num_blocks: int, buffer_size_bytes: int, known: dict[_ViewKey, _Pattern]
+) -> list[Footprint]:
+    """Each view in itself, and all together against the page that they fill. Patterns are proven once: `known`."""
+    footprints: list[Footprint] = []
+    held = 0
+    for view in layer.tensors:
+        name = f"{layer.name}/{view.name}"
+        key = (view.dtype, view.shape, view.strides_bytes, view.block_axis, view.kernel_blocks_per_block, num_blocks)
+        pattern = known.get(key)
+        if pattern is None:
+            pattern = known[key] = _check_pattern(name, view, num_blocks)
+        footprints.append(_check_place(name, view, group, pattern, buffer_size_bytes))
+        held += pattern.block_bytes
+    real = layer.real_page_size_bytes
+    _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
+    return footprints
+
+
+def _check_place(name: str, view: TensorView, group: int, pattern: _Pattern, buffer_size_bytes: int) -> Footprint:
+    start, end = view.offset_bytes, view.offset_bytes + pattern.reach
     item = item_size_bytes(view.dtype)
-    _require(view.offset_bytes % item == 0, f"view {name} has offset {view.offset_bytes}, not a multiple of {item}")
+    _require(start % item == 0, f"view {name} has offset {start}, not a multiple of {item}")
     _require(
-        view.offset_bytes >= 0 and end <= buffer_size_bytes,
-        f"view {name} reaches from {view.offset_bytes} to {end}, outside the buffer of {buffer_size_bytes} bytes",
+        start >= 0 and end <= buffer_size_bytes,
+        f"view {name} reaches from {start} to {end}, outside the buffer of {buffer_size_bytes} bytes",
     )
     return Footprint(
         name=name,
         group=group,
-        start=view.offset_bytes,
+        start=start,
         end=end,
         stride=pattern.stride,
         extent=pattern.extent,
@@ -152,6 +170,7 @@ def _check_pattern(name: str, view: TensorView, num_blocks: int) -> _Pattern:
         reach=span(view.shape, view.strides_bytes, item),
         stride=stride * parts if extent <= stride else None,
         extent=extent + (parts - 1) * stride,
+        block_bytes=prod(_without(view.shape, view.block_axis)) * parts * item,
     )
 
 
@@ -179,6 +198,9 @@ def _check_cluster(cluster: list[Footprint]) -> None:
         return
     first = cluster[0]
     names = f"{first.name} and {cluster[-1].name}"
+    if all(view.pattern == first.pattern and view.group == first.group for view in cluster):
+        _check_interleaved(cluster, names)
+        return
     if any(view.stride is None for view in cluster):
         _require(
             all(view.start == first.start and view.pattern == first.pattern for view in cluster),
@@ -191,8 +213,19 @@ def _check_cluster(cluster: list[Footprint]) -> None:
     stride = first.stride or 0
     page = max(view.start + view.extent for view in cluster) - first.start
     _require(page <= stride, f"views {names} share memory, and block i of one meets block i + 1 of the other")
-    for group in {view.group for view in cluster}:
-        _check_side_by_side([view for view in cluster if view.group == group])
+    by_group: dict[int, list[Footprint]] = {}
+    for view in cluster:
+        by_group.setdefault(view.group, []).append(view)
+    for views in by_group.values():
+        _check_side_by_side(views)
+
+
+def _check_interleaved(views: list[Footprint], names: str) -> None:
+    """Like views of one group at even distances are one view with an axis more, and that must not meet itself."""
+    steps = {right.start - left.start for left, right in pairwise(views)}
+    _require(len(steps) == 1, f"views {names} of one group lie over each other at uneven distances {sorted(steps)}")
+    shape, strides, item = views[0].pattern
+    _require(is_nested((len(views), *shape), (steps.pop(), *strides), item), f"views {names} of one group share bytes")
 
 
 def _check_side_by_side(views: list[Footprint]) -> None:

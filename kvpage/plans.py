@@ -49,6 +49,8 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes from one page to the next, padding included."""
     page_size_padded: int | None
     """Equal to `page_size_bytes` when the page is padded; None when it is dense."""
+    kv_sharing_target: str | None
+    """The layer whose tensors these are (decision `share`); else None."""
     group: int | None
     """Index into `Plan.groups`; None for a layer without a cache."""
     tensors: tuple[TensorView, ...]

@@ -9,12 +9,14 @@ from pydantic_core import ErrorDetails
 
 from kvpage.errors import FieldError, SpecInvalid, shorten
 
+MAX_FAULTS = 100  # named in one error; how many there are is said in any case
+
 
 def located(error: ValidationError, request: object) -> SpecInvalid:
     """`error` as one `SpecInvalid`, or as the child of it that a validator raised, with a pointer for every fault."""
     faults: list[FieldError] = []
     kinds: list[type[SpecInvalid]] = []
-    for fault in error.errors(include_url=False):
+    for fault in error.errors(include_url=False)[:MAX_FAULTS]:
         cause = fault.get("ctx", {}).get("error")
         kinds.append(type(cause) if isinstance(cause, SpecInvalid) else SpecInvalid)
         if isinstance(cause, SpecInvalid) and cause.errors:
@@ -25,7 +27,8 @@ def located(error: ValidationError, request: object) -> SpecInvalid:
         faults.append(FieldError(pointer, detail))
     kind = kinds[0] if len(set(kinds)) == 1 else SpecInvalid
     first = faults[0]
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    num_others = max(len(faults), error.error_count()) - 1
+    more = f" (and {num_others} more)" if num_others else ""
     return kind(f"{first.pointer or 'the request'}: {first.detail}{more}", errors=faults)
 
 

@@ -16,12 +16,12 @@ from kvpage.layers import BackendLayout, Layer
 from kvpage.pointers import located
 from kvpage.request_backends import RequestModel, Size
 from kvpage.request_layers import AnyLayer, LayerEntry
-from kvpage.specs import LayerSpec
+from kvpage.specs import LayerSpec, Lengths
 
 MAX_LAYERS = 4096
+MAX_KEYS = 64  # of the request, or of a layer in it; more are no fields of ours
 DEFAULT_NUM_BATCHED_TOKENS = 8192  # vLLM's on large GPUs
 
-_UNBUILT_KINDS = ("cross_attention", "sliding_window_mla")
 _UNBUILT_FIELDS = (
     "ranks",
     "workload",
@@ -37,7 +37,7 @@ class PlanRequest(RequestModel):
 
     layers: tuple[AnyLayer, ...]
     strategy: Literal["unify", "scale_then_pad", "slab", "nested", "auto"]
-    kv_cache_layout: KVCacheLayout = "NHD"
+    kv_cache_layout: KVCacheLayout | None = None
     align_hybrid: StrictBool = False
     allocator: Literal["flat", "slabs"] = "flat"
     layered: StrictBool = False
@@ -45,6 +45,7 @@ class PlanRequest(RequestModel):
     num_blocks: Size | None = None
     max_model_len: Size | None = None
     max_num_batched_tokens: Size = DEFAULT_NUM_BATCHED_TOKENS
+    max_num_encoder_input_tokens: Size | None = None
     ranks: Any = None
     workload: Any = None
     max_groups: Any = None
@@ -57,20 +58,11 @@ class PlanRequest(RequestModel):
         """Validate `request`. Raises `SpecInvalid` (or a child) whose `errors` point into it."""
         if isinstance(request, cls):
             return request
+        _refuse_the_absurd(request)
         try:
             return cls.model_validate(request)
         except ValidationError as error:
             raise located(error, request) from None
-
-    @field_validator("layers", mode="before")
-    @classmethod
-    def _kinds_are_built(cls, layers: object) -> object:
-        for index, layer in enumerate(layers if isinstance(layers, list | tuple) else ()):
-            kind = layer.get("kind") if isinstance(layer, Mapping) else None
-            if kind in _UNBUILT_KINDS:
-                message = f"kind {kind!r} is not supported yet"
-                raise NotSupported(message, errors=[FieldError(f"/layers/{index}/kind", message)])
-        return layers
 
     @field_validator("layers")
     @classmethod
@@ -87,11 +79,11 @@ class PlanRequest(RequestModel):
             raise NotSupported("this field is not supported yet; leave it out")
         return value
 
-    @field_validator("strategy", "allocator", "layered")
+    @field_validator("strategy", "allocator")
     @classmethod
     def _value_is_built(cls, value: object) -> object:
-        if value not in ("unify", "flat", False):
-            raise NotSupported(f"{value!r} is not supported yet; use strategy unify, allocator flat, layered false")
+        if value not in ("unify", "flat"):
+            raise NotSupported(f"{value!r} is not supported yet; use strategy unify, allocator flat")
         return value
 
     @model_validator(mode="after")
@@ -100,6 +92,20 @@ class PlanRequest(RequestModel):
             given = "neither" if self.memory_bytes is None else "both"
             raise SpecInvalid(f"give memory_bytes or num_blocks, one of the two; the request has {given}")
         return self
+
+    @model_validator(mode="after")
+    def _encoder_length_is_given(self) -> Self:
+        if self.max_num_encoder_input_tokens is None and any(layer.kind == "cross_attention" for layer in self.layers):
+            raise SpecInvalid("cross_attention layers need max_num_encoder_input_tokens, the most an encoder puts out")
+        return self
+
+    def lengths(self) -> Lengths:
+        """What decides a request's blocks; without a `max_model_len` that is 1 here."""
+        return Lengths(
+            max_model_len=self.max_model_len or 1,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_encoder_input_tokens=self.max_num_encoder_input_tokens or 0,
+        )
 
     def expand(self) -> tuple[Layer, ...]:
         """Every layer by name, in order. Raises `SpecInvalid` for a name used twice."""
@@ -113,10 +119,20 @@ class PlanRequest(RequestModel):
             spec, backend = resolved[alike]
             kind: str = entry.kind
             for name in _names(entry, position):
-                layer = Layer(name=name, kind=kind, spec=spec, backend=backend, draft=entry.draft, position=position)
+                layer = Layer(
+                    name=name,
+                    kind=kind,
+                    spec=spec,
+                    backend=backend,
+                    draft=entry.draft,
+                    position=position,
+                    kv_sharing_target=entry.kv_sharing_target,
+                )
                 if layers.setdefault(name, layer) is not layer:
                     detail = f"layer name {shorten(name)!r} is used twice; names must differ"
                     raise SpecInvalid(detail, errors=[layer.fault(detail, "name")])
+        for layer in layers.values():
+            _check_sharing(layer, layers)
         return tuple(layers.values())
 
 
@@ -125,3 +141,40 @@ def _names(entry: LayerEntry, position: int) -> list[str]:
         return list(entry.names())
     except SpecInvalid as error:  # a name that is too long once the number is in it
         raise SpecInvalid(error.message, errors=[FieldError(f"/layers/{position}/name", error.message)]) from None
+
+
+def _check_sharing(layer: Layer, layers: Mapping[str, Layer]) -> None:
+    """Raises `SpecInvalid` unless the layer's target has a cache of its own that is just like the layer's."""
+    if layer.kv_sharing_target is None:
+        return
+    owner = layers.get(layer.kv_sharing_target)
+    if owner is None or owner.kv_sharing_target is not None or owner.spec is None:
+        why = "is no layer" if owner is None else "has no cache of its own"
+        detail = f"kv_sharing_target {shorten(layer.kv_sharing_target)!r} of layer {layer.name!r} {why}"
+    elif owner.spec != layer.spec or owner.backend != layer.backend:
+        detail = f"layer {layer.name!r} differs from its kv_sharing_target {owner.name!r}; they must be alike"
+    else:
+        return
+    raise SpecInvalid(detail, errors=[layer.fault(detail, "kv_sharing_target")])
+
+
+def _refuse_the_absurd(request: object) -> None:
+    """Bound the work of validation, and the number of faults it can find, by what a request can hold."""
+    if not isinstance(request, Mapping):
+        return
+    _check_keys(request, "")
+    layers = request.get("layers")
+    if not isinstance(layers, list | tuple):
+        return
+    if len(layers) > MAX_LAYERS:
+        detail = f"layers has {len(layers)} entries; at most {MAX_LAYERS} layers are planned"
+        raise SpecInvalid(detail, errors=[FieldError("/layers", detail)])
+    for position, layer in enumerate(layers):
+        if isinstance(layer, Mapping):
+            _check_keys(layer, f"/layers/{position}")
+
+
+def _check_keys(value: Mapping[Any, Any], pointer: str) -> None:
+    if len(value) > MAX_KEYS:
+        detail = f"an object of {len(value)} keys; none here has more than {MAX_KEYS}"
+        raise SpecInvalid(detail, errors=[FieldError(pointer, detail)])

@@ -33,12 +33,15 @@ Axis = Annotated[
 ]
 
 
+Order = Annotated[tuple[Count, ...], Field(max_length=MAX_RANK + 1, fail_fast=True)]  # one fault is enough
+
+
 class WrittenBackend(RequestModel):
     """A backend written out: logical shape by axis names, and its stride orders."""
 
-    shape: Annotated[tuple[Axis, ...], Field(min_length=2, max_length=MAX_RANK)]
-    stride_order: tuple[Count, ...] | None = None
-    layered_stride_order: tuple[Count, ...] | None = None
+    shape: Annotated[tuple[Axis, ...], Field(min_length=2, max_length=MAX_RANK, fail_fast=True)]
+    stride_order: Order | None = None
+    layered_stride_order: Order | None = None
 
     @model_validator(mode="after")
     def _layout_is_valid(self) -> Self:

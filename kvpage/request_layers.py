@@ -20,14 +20,16 @@ from pydantic import (
 )
 
 from kvpage.backends import (
+    NAMED_LAYOUTS,
     Backend,
     KernelBlockSizes,
     KVCacheLayout,
     backend_named,
     default_backend,
+    named_layout,
 )
 from kvpage.dtypes import item_size_bytes
-from kvpage.errors import FieldError, NotSupported, SpecInvalid, shorten
+from kvpage.errors import FieldError, LayoutUnsupported, SpecInvalid, shorten
 from kvpage.layers import BackendLayout
 from kvpage.request_backends import (
     MAX_RANK,
@@ -40,17 +42,24 @@ from kvpage.request_backends import (
     kernel_block_sizes,
 )
 from kvpage.specs import (
+    DS_MLA_ROW_BYTES,
+    VALUES_PER_SCALE,
     ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     LayerSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 
 MAX_COUNT = 4096
 MAX_NAME_BYTES = 256
 DEFAULT_BLOCK_SIZE = 16  # vLLM's on CUDA
+
+
+KVQuant = Literal["int8_per_token_head", "fp8_per_token_head", "int4", "nvfp4", "mxfp4", "fp8_ds_mla"]
 
 
 class LayerEntry(RequestModel):
@@ -60,6 +69,7 @@ class LayerEntry(RequestModel):
     """Tokens of one block. Left out: the smallest the backend's kernels take, from 16 up."""
     page_size_padded: Size | None = None
     draft: StrictBool = False
+    kv_sharing_target: StrictStr | None = None
 
     @field_validator("name")
     @classmethod
@@ -80,10 +90,12 @@ class LayerEntry(RequestModel):
         """What the layer stores; None when it keeps no cache."""
         raise NotImplementedError
 
-    def backend_layout(self, kv_cache_layout: KVCacheLayout) -> BackendLayout | None:
+    def backend_layout(self, kv_cache_layout: KVCacheLayout | None) -> BackendLayout | None:
         return None
 
-    def resolve(self, position: int, kv_cache_layout: KVCacheLayout) -> tuple[LayerSpec | None, BackendLayout | None]:
+    def resolve(
+        self, position: int, kv_cache_layout: KVCacheLayout | None
+    ) -> tuple[LayerSpec | None, BackendLayout | None]:
         """Spec and layout of each layer of the entry. Raises `SpecInvalid` or `LayoutUnsupported` at the entry."""
         field = "/backend"
         try:
@@ -130,10 +142,11 @@ class _AttentionBase(LayerEntry):
     num_kv_heads: Size = 1
     head_size: Size
     dtype: StrictStr
-    kv_quant: Literal["int8_per_token_head", "fp8_per_token_head", "nvfp4"] | None = None
+    kv_quant: KVQuant | None = None
     backend: AnyBackend | None = None
-    kernel_block_sizes: Annotated[tuple[KernelBlockSize, ...], Field(min_length=1, max_length=64)] | None = None
-    kv_sharing_target: StrictStr | None = None
+    kernel_block_sizes: (
+        Annotated[tuple[KernelBlockSize, ...], Field(min_length=1, max_length=64, fail_fast=True)] | None
+    ) = None
 
     @field_validator("dtype")
     @classmethod
@@ -144,7 +157,7 @@ class _AttentionBase(LayerEntry):
     @field_validator("backend")
     @classmethod
     def _backend_is_known(cls, backend: str | WrittenBackend | None) -> str | WrittenBackend | None:
-        if isinstance(backend, str):
+        if isinstance(backend, str) and backend not in NAMED_LAYOUTS:
             backend_named(backend)
         return backend
 
@@ -156,40 +169,49 @@ class _AttentionBase(LayerEntry):
             raise SpecInvalid(f"kernel_block_sizes has {multiples} entries with multiple_of; one is allowed")
         return sizes
 
-    @field_validator("kv_sharing_target")
-    @classmethod
-    def _sharing_is_not_built(cls, target: str | None) -> str | None:
-        if target is not None:
-            raise NotSupported(
-                "kv_sharing_target is not supported yet; leave the layer out, its owner's cache is planned"
-            )
-        return target
-
     def check_fields(self) -> None:
-        if self.kv_quant is not None and item_size_bytes(self.dtype) != 1:
+        if self.kv_quant is None:
+            return
+        if item_size_bytes(self.dtype) != 1:
             raise SpecInvalid(
                 f"kv_quant {self.kv_quant} stores bytes: dtype must be one of 1 byte (int8, uint8, float8_…), "
                 f"not {self.dtype}"
             )
-        if self.kv_quant == "nvfp4" and any(width % 16 for width in self.widths()):
+        values = max(2, VALUES_PER_SCALE.get(self.kv_quant, 1))  # two 4-bit values make a byte
+        if self.kv_quant in VALUES_PER_SCALE and any(width % values for width in self.widths()):
             raise SpecInvalid(
-                f"nvfp4 keeps one scale for 16 values; head sizes {self.widths()} are not multiples of 16"
+                f"{self.kv_quant} stores {values} values together; head sizes {self.widths()} are no multiples"
             )
 
     def widths(self) -> tuple[int, ...]:
         """Elements of the K row, and of the V row where there is one."""
         return (self.head_size,)
 
-    def backend_layout(self, kv_cache_layout: KVCacheLayout) -> BackendLayout:
+    def backend_layout(self, kv_cache_layout: KVCacheLayout | None) -> BackendLayout:
         if isinstance(self.backend, WrittenBackend):
-            name, layout, kernel = "custom", self.backend.layout(), KernelBlockSizes()
+            found = BackendLayout(name="custom", layout=self.backend.layout(), kernel_block_sizes=KernelBlockSizes())
+        elif self.backend in NAMED_LAYOUTS:
+            layout = named_layout(self.backend, has_v=len(self.widths()) > 1)
+            found = BackendLayout(
+                name=self.backend, layout=layout, kernel_block_sizes=KernelBlockSizes(), is_named_layout=True
+            )
         else:
             registered = self._default_backend() if self.backend is None else backend_named(self.backend)
-            name, kernel = registered.name, registered.kernel_block_sizes
-            layout = registered.layout(kv_cache_layout, self.kv_quant)
+            layout = registered.layout(self._data_order(kv_cache_layout), self.kv_quant)
+            found = BackendLayout(name=registered.name, layout=layout, kernel_block_sizes=registered.kernel_block_sizes)
         if self.kernel_block_sizes is not None:
-            kernel = kernel_block_sizes(self.kernel_block_sizes)
-        return BackendLayout(name=name, layout=layout, kernel_block_sizes=kernel)
+            found = replace(found, kernel_block_sizes=kernel_block_sizes(self.kernel_block_sizes))
+        return found
+
+    def _data_order(self, kv_cache_layout: KVCacheLayout | None) -> KVCacheLayout:
+        """NHD unless asked otherwise. nvfp4 pages can be carved into data and scales in HND only (vLLM PR 46329)."""
+        if self.kv_quant != "nvfp4":
+            return kv_cache_layout or "NHD"
+        if kv_cache_layout == "NHD":
+            raise LayoutUnsupported(
+                "kv_quant nvfp4 needs kv_cache_layout HND: data and scales of a page cannot be told apart in NHD"
+            )
+        return "HND"
 
     def _default_backend(self) -> Backend:
         kind: str = self.kind  # type: ignore[attr-defined]  # each subclass has its own Literal
@@ -199,6 +221,11 @@ class _AttentionBase(LayerEntry):
 class _KeyValueBase(_AttentionBase):
     num_kv_heads: Size
     head_size_v: Size | None = None
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        if self.kv_quant == "fp8_ds_mla":
+            raise SpecInvalid("fp8_ds_mla is a format of latent rows; use it with mla_attention or sliding_window_mla")
 
     def widths(self) -> tuple[int, ...]:
         return (self.head_size, self.head_size_v or self.head_size)
@@ -244,31 +271,63 @@ class ChunkedLocalAttentionLayer(_KeyValueBase):
         return ChunkedLocalAttentionSpec(**self._sizes(block_size), attention_chunk_size=self.attention_chunk_size)
 
 
-class MLAAttentionLayer(_AttentionBase):
-    kind: Literal["mla_attention"]
+class CrossAttentionLayer(_KeyValueBase):
+    """Keeps the encoder's output."""
+
+    kind: Literal["cross_attention"]
+
+    def spec(self, block_size: int) -> CrossAttentionSpec:
+        return CrossAttentionSpec(**self._sizes(block_size))
+
+
+class _LatentBase(_AttentionBase):
     page_alignment_bytes: Size | None = None
+    compress_ratio: Size = 1
+
+    def check_fields(self) -> None:
+        super().check_fields()
+        if self.kv_quant == "fp8_ds_mla" and self.head_size not in DS_MLA_ROW_BYTES:
+            raise SpecInvalid(f"fp8_ds_mla rows exist for head_size {list(DS_MLA_ROW_BYTES)}, not {self.head_size}")
+        if self.compress_ratio > 1 and self.block_size is None:
+            raise SpecInvalid("give block_size with compress_ratio: a multiple of it, in tokens")
+
+    def _sizes(self, block_size: int) -> dict[str, Any]:
+        return {
+            "block_size": block_size,
+            "page_size_padded": self.page_size_padded,
+            "num_kv_heads": self.num_kv_heads,
+            "head_size": self.head_size,
+            "dtype": self.dtype,
+            "kv_quant": self.kv_quant,
+            "page_alignment_bytes": self.page_alignment_bytes,
+            "compress_ratio": self.compress_ratio,
+        }
+
+
+class SlidingWindowMLALayer(_LatentBase):
+    kind: Literal["sliding_window_mla"]
+    sliding_window: Size
+
+    def spec(self, block_size: int) -> SlidingWindowMLASpec:
+        return SlidingWindowMLASpec(**self._sizes(block_size), sliding_window=self.sliding_window)
+
+
+class MLAAttentionLayer(_LatentBase):
+    kind: Literal["mla_attention"]
 
     def spec(self, block_size: int) -> MLAAttentionSpec:
-        return MLAAttentionSpec(
-            block_size=block_size,
-            page_size_padded=self.page_size_padded,
-            num_kv_heads=self.num_kv_heads,
-            head_size=self.head_size,
-            dtype=self.dtype,
-            kv_quant=self.kv_quant,
-            page_alignment_bytes=self.page_alignment_bytes,
-        )
+        return MLAAttentionSpec(**self._sizes(block_size))
 
 
-StateShape = Annotated[tuple[Size, ...], Field(max_length=MAX_RANK)]
+StateShape = Annotated[tuple[Size, ...], Field(max_length=MAX_RANK, fail_fast=True)]
 
 
 class MambaLayer(LayerEntry):
     """Any recurrent state: its tensors lie one after the other in a page."""
 
     kind: Literal["mamba"]
-    shapes: Annotated[tuple[StateShape, ...], Field(min_length=1, max_length=64)]
-    dtypes: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=64)]
+    shapes: Annotated[tuple[StateShape, ...], Field(min_length=1, max_length=64, fail_fast=True)]
+    dtypes: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=64, fail_fast=True)]
     num_speculative_blocks: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
 
     @field_validator("dtypes")
@@ -311,6 +370,8 @@ AnyLayer = Annotated[
     | SlidingWindowLayer
     | ChunkedLocalAttentionLayer
     | MLAAttentionLayer
+    | SlidingWindowMLALayer
+    | CrossAttentionLayer
     | MambaLayer
     | EncoderOnlyAttentionLayer,
     Discriminator("kind"),

@@ -16,6 +16,8 @@ from kvpage.dtypes import item_size_bytes
 from kvpage.errors import SpecInvalid
 
 SCALE_BYTES = 4  # a float32 scale per token and head, inside the row (vLLM 0.24.0, kv_quant_utils)
+DS_MLA_ROW_BYTES = {576: 656, 512: 584}
+"""Bytes of an fp8_ds_mla row by head size: DeepSeek V3.2, and V4 (448 NoPE + 128 RoPE + 8 scales); vLLM 0.24.0."""
 MAX_BYTES = 2**62  # no size, offset or buffer is larger, so every sum of two fits a signed 64-bit integer
 
 
@@ -24,15 +26,33 @@ def ceil_div(value: int, divisor: int) -> int:
 
 
 def row_bytes(head_size: int, dtype: str, kv_quant: str | None) -> int:
-    """Bytes of one head's row of one token.
+    """Bytes of one head's row of one token, scales included; `head_size` must be a multiple of what shares a scale.
 
-    nvfp4 packs two 4-bit values a byte and one scale byte for 16 values; int8/fp8 per token and head keep a
-    float32 scale at the end of the row.
+    4-bit values are packed two a byte: int4 without scales, nvfp4 with one scale byte for 16 values, mxfp4 for 32.
+    int8 and fp8 per token and head keep a float32 scale at the end of the row.
     """
-    if kv_quant == "nvfp4":
-        return head_size // 2 + head_size // 16
+    if kv_quant == "fp8_ds_mla":
+        return DS_MLA_ROW_BYTES[head_size]
+    if kv_quant in VALUES_PER_SCALE:
+        values = VALUES_PER_SCALE[kv_quant]
+        return head_size // 2 + (head_size // values if values else 0)
     scale = SCALE_BYTES if kv_quant else 0
     return head_size * item_size_bytes(dtype) + scale
+
+
+VALUES_PER_SCALE = {"int4": 0, "nvfp4": 16, "mxfp4": 32}
+"""4-bit formats; 0: the scales are kept elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """The tokens that decide how many blocks a request may hold."""
+
+    max_model_len: int
+    max_num_batched_tokens: int
+    """Tokens scheduled at once, over all requests."""
+    max_num_encoder_input_tokens: int = 0
+    """Tokens of the encoder's output that cross attention keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: derived sizes are cached
@@ -76,15 +96,20 @@ class LayerSpec:
         """Layers with equal values need the same token slots for the same time."""
         raise NotImplementedError
 
+    @property
+    def storage_block_size(self) -> int:
+        """Rows that a page stores: `block_size`, or fewer where a row stands for several tokens."""
+        return self.block_size
+
     def symbols(self) -> dict[str, int]:
-        """Sizes by the names that a written-out layout uses."""
+        """Sizes by the names that a written-out layout uses, in elements and rows."""
         return {"block_size": self.block_size}
 
-    def max_blocks(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        """Most blocks one request of `max_model_len` tokens holds with that many tokens scheduled at once."""
-        raise NotImplementedError
+    def max_blocks(self, lengths: Lengths) -> int:
+        """Most blocks one request holds."""
+        return ceil_div(self.max_tokens_held(lengths), self.block_size)
 
-    def max_tokens_held(self, max_model_len: int, max_num_batched_tokens: int) -> int:
+    def max_tokens_held(self, lengths: Lengths) -> int:
         """Most tokens of one request whose data this layer needs at one time (for states: 0, they are not counted)."""
         raise NotImplementedError
 
@@ -139,11 +164,14 @@ class AttentionSpec(LayerSpec):
         return (item_size_bytes(self.dtype),)
 
     def symbols(self) -> dict[str, int]:
+        item = item_size_bytes(self.dtype)
         return {
             "block_size": self.block_size,
             "num_kv_heads": self.num_kv_heads,
             "head_size": self.head_size,
             "head_size_v": self.head_size_v,
+            "row_size": row_bytes(self.head_size, self.dtype, self.kv_quant) // item,
+            "row_size_v": row_bytes(self.head_size_v, self.dtype, self.kv_quant) // item,
         }
 
 
@@ -172,11 +200,8 @@ class FullAttentionSpec(AttentionSpec):
     def lifecycle(self) -> tuple[object, ...]:
         return ("full",)
 
-    def max_blocks(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        return ceil_div(max_model_len, self.block_size)
-
-    def max_tokens_held(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        return max_model_len
+    def max_tokens_held(self, lengths: Lengths) -> int:
+        return lengths.max_model_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +214,12 @@ class SlidingWindowSpec(AttentionSpec):
     def lifecycle(self) -> tuple[object, ...]:
         return ("sliding_window", self.sliding_window)
 
-    def max_blocks(self, max_model_len: int, max_num_batched_tokens: int) -> int:
+    def max_blocks(self, lengths: Lengths) -> int:
         # + 1: the window need not start at the first token of a block.
-        return ceil_div(self.max_tokens_held(max_model_len, max_num_batched_tokens), self.block_size) + 1
+        return LayerSpec.max_blocks(self, lengths) + 1
 
-    def max_tokens_held(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        return min(self.sliding_window - 1 + max_num_batched_tokens, max_model_len)
+    def max_tokens_held(self, lengths: Lengths) -> int:
+        return min(self.sliding_window - 1 + lengths.max_num_batched_tokens, lengths.max_model_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,30 +232,50 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     def lifecycle(self) -> tuple[object, ...]:
         return ("chunked_local_attention", self.attention_chunk_size)
 
-    def max_blocks(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        return ceil_div(self.max_tokens_held(max_model_len, max_num_batched_tokens), self.block_size)
-
-    def max_tokens_held(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        return min(self.attention_chunk_size + max_num_batched_tokens, max_model_len)
+    def max_tokens_held(self, lengths: Lengths) -> int:
+        return min(self.attention_chunk_size + lengths.max_num_batched_tokens, lengths.max_model_len)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLAAttentionSpec(LayerSpec):
-    """One latent row a token, no V: block_size × num_kv_heads × head_size × item size.
+class CrossAttentionSpec(AttentionSpec):
+    """Keeps the encoder's output: as many tokens as that has, whatever the request's length."""
 
-    The page is that, rounded up to `page_alignment_bytes`.
+    kind: ClassVar[str] = "cross_attention"
+
+    @cached_property
+    def lifecycle(self) -> tuple[object, ...]:
+        return ("cross_attention",)
+
+    def max_tokens_held(self, lengths: Lengths) -> int:
+        return lengths.max_num_encoder_input_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec(LayerSpec):
+    """One latent row, no V: rows × num_kv_heads × row bytes, the page rounded up to `page_alignment_bytes`.
+
+    With `compress_ratio` r a row stands for r tokens, so that a block of b tokens stores b / r rows.
     """
 
-    kind: ClassVar[str] = "mla_attention"
     num_kv_heads: int = 1
     head_size: int
     dtype: str
     kv_quant: str | None = None
     page_alignment_bytes: int | None = None
+    compress_ratio: int = 1
+
+    @property
+    def storage_block_size(self) -> int:
+        return self.block_size // self.compress_ratio
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row of one head."""
+        return row_bytes(self.head_size, self.dtype, self.kv_quant)
 
     @cached_property
     def real_page_size_bytes(self) -> int:
-        return self.block_size * self.num_kv_heads * row_bytes(self.head_size, self.dtype, self.kv_quant)
+        return self.storage_block_size * self.num_kv_heads * self.row_bytes
 
     @cached_property
     def page_alignment(self) -> int:
@@ -241,17 +286,51 @@ class MLAAttentionSpec(LayerSpec):
         return (item_size_bytes(self.dtype),)
 
     def symbols(self) -> dict[str, int]:
-        return {"block_size": self.block_size, "num_kv_heads": self.num_kv_heads, "head_size": self.head_size}
+        return {
+            "block_size": self.storage_block_size,
+            "num_kv_heads": self.num_kv_heads,
+            "head_size": self.head_size,
+            "row_size": self.row_bytes // item_size_bytes(self.dtype),
+        }
+
+    def check(self) -> None:
+        if self.block_size % self.compress_ratio:
+            raise SpecInvalid(
+                f"block_size {self.block_size} is not a multiple of compress_ratio {self.compress_ratio}; "
+                f"a block stores whole rows"
+            )
+        LayerSpec.check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLAAttentionSpec(LatentSpec):
+    """Every token is kept."""
+
+    kind: ClassVar[str] = "mla_attention"
 
     @cached_property
     def lifecycle(self) -> tuple[object, ...]:
         return ("full",)
 
-    def max_blocks(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        return ceil_div(max_model_len, self.block_size)
+    def max_tokens_held(self, lengths: Lengths) -> int:
+        return lengths.max_model_len
 
-    def max_tokens_held(self, max_model_len: int, max_num_batched_tokens: int) -> int:
-        return max_model_len
+
+@dataclass(frozen=True, kw_only=True)
+class SlidingWindowMLASpec(LatentSpec):
+    kind: ClassVar[str] = "sliding_window_mla"
+    sliding_window: int
+    """Tokens a query sees, itself included."""
+
+    @cached_property
+    def lifecycle(self) -> tuple[object, ...]:
+        return ("sliding_window_mla", self.sliding_window)
+
+    def max_blocks(self, lengths: Lengths) -> int:
+        return LayerSpec.max_blocks(self, lengths) + 1
+
+    def max_tokens_held(self, lengths: Lengths) -> int:
+        return min(self.sliding_window - 1 + lengths.max_num_batched_tokens, lengths.max_model_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,8 +373,8 @@ class MambaSpec(LayerSpec):
     def lifecycle(self) -> tuple[object, ...]:
         return ("mamba", self.num_speculative_blocks)
 
-    def max_blocks(self, max_model_len: int, max_num_batched_tokens: int) -> int:
+    def max_blocks(self, lengths: Lengths) -> int:
         return 1 + self.num_speculative_blocks
 
-    def max_tokens_held(self, max_model_len: int, max_num_batched_tokens: int) -> int:
+    def max_tokens_held(self, lengths: Lengths) -> int:
         return 0

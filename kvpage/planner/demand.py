@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvpage.errors import FieldError, SpecInvalid
-from kvpage.planner.grouping import Group, Grouping
+from kvpage.planner.groups import Group, Grouping
 from kvpage.plans import Capacity, Waste
-from kvpage.specs import MAX_BYTES, LayerSpec
+from kvpage.specs import MAX_BYTES, LayerSpec, Lengths, ceil_div
 
 
-def blocks_per_request(groups: Sequence[Group], max_model_len: int, max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Most blocks one request of `max_model_len` tokens holds, group by group."""
-    return tuple(group.spec.max_blocks(max_model_len, max_num_batched_tokens) for group in groups)
+def blocks_per_request(groups: Sequence[Group], lengths: Lengths) -> tuple[int, ...]:
+    """Most blocks one request of `lengths.max_model_len` tokens holds, group by group."""
+    return tuple(group.spec.max_blocks(lengths) for group in groups)
 
 
-def longest_request_tokens(groups: Sequence[Group], num_blocks: int, max_num_batched_tokens: int) -> int | None:
-    """Longest request that fits into `num_blocks` blocks of which one is the null block; None when all lengths do."""
+def longest_request_tokens(groups: Sequence[Group], num_blocks: int, lengths: Lengths) -> int | None:
+    """Longest request that fits into `num_blocks` blocks of which one is the null block; None when all lengths do.
+
+    `lengths.max_model_len` is not looked at.
+    """
     num_groups = Counter(group.spec for group in groups)
 
     def fits(tokens: int) -> bool:
-        blocks = sum(count * spec.max_blocks(tokens, max_num_batched_tokens) for spec, count in num_groups.items())
-        return blocks < num_blocks
+        tried = replace(lengths, max_model_len=tokens)
+        return sum(count * spec.max_blocks(tried) for spec, count in num_groups.items()) < num_blocks
 
     if fits(MAX_BYTES):
         return None
-    low, high = 0, 1  # low fits (0 always does), high does not after the first loop
+    low, high = 0, 1  # low fits, or nothing does; high does not after the first loop
     while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
@@ -35,35 +39,38 @@ def longest_request_tokens(groups: Sequence[Group], num_blocks: int, max_num_bat
     return low
 
 
-def capacity(grouping: Grouping, num_blocks: int, max_model_len: int | None, max_num_batched_tokens: int) -> Capacity:
-    """What fits into `num_blocks` blocks. Raises `SpecInvalid` when a request's bytes pass 2^62."""
+def capacity(grouping: Grouping, num_blocks: int, lengths: Lengths, *, named_length: bool) -> Capacity:
+    """What fits into `num_blocks` blocks. `named_length`: whether the request named a `max_model_len`.
+
+    Raises `SpecInvalid` when a request's bytes pass 2^62.
+    """
     blocks = request_bytes = concurrency = None
-    if max_model_len is not None:
-        blocks = blocks_per_request(grouping.groups, max_model_len, max_num_batched_tokens)
-        request_bytes = sum(blocks) * grouping.bytes_per_block
+    if named_length:
+        blocks = blocks_per_request(grouping.groups, lengths)
+        request_bytes = sum(blocks) * grouping.charged_bytes_per_block
         if request_bytes > MAX_BYTES:
-            detail = f"one request of max_model_len {max_model_len} tokens needs more than 2^62 bytes; lower it"
+            detail = f"one request of max_model_len {lengths.max_model_len} tokens needs more than 2^62 bytes; lower it"
             raise SpecInvalid(detail, errors=[FieldError("/max_model_len", detail)])
         concurrency = num_blocks / sum(blocks) if sum(blocks) else None
     return Capacity(
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=lengths.max_model_len if named_length else None,
+        max_num_batched_tokens=lengths.max_num_batched_tokens,
         blocks_per_request=blocks,
         request_bytes=request_bytes,
         max_concurrency=concurrency,
-        longest_request_tokens=longest_request_tokens(grouping.groups, num_blocks, max_num_batched_tokens),
+        longest_request_tokens=longest_request_tokens(grouping.groups, num_blocks, lengths),
     )
 
 
-def waste(grouping: Grouping, max_model_len: int | None, max_num_batched_tokens: int, unallocated_bytes: int) -> Waste:
-    """Split the bytes of one request of `max_model_len` tokens, or of one block of each group without a length."""
+def waste(grouping: Grouping, lengths: Lengths | None, unallocated_bytes: int) -> Waste:
+    """Split the bytes of one request of `lengths`, or of one block of each group without any."""
     live = padding = rounding = tail = 0
     for group in grouping.groups:
-        blocks = 1 if max_model_len is None else group.spec.max_blocks(max_model_len, max_num_batched_tokens)
+        blocks = 1 if lengths is None else group.spec.max_blocks(lengths)
         specs = [grouping.decided[name].spec for name in group.layers]
         pages = sum(spec.page_size_bytes for spec in specs)
         real = sum(spec.real_page_size_bytes for spec in specs)
-        unfilled = sum(_unfilled_bytes(spec, blocks, max_model_len, max_num_batched_tokens) for spec in specs)
+        unfilled = sum(_unfilled_bytes(spec, blocks, lengths) for spec in specs)
         padding += blocks * (pages - real)
         rounding += blocks * (grouping.bytes_per_block - pages)
         tail += unfilled
@@ -78,8 +85,9 @@ def waste(grouping: Grouping, max_model_len: int | None, max_num_batched_tokens:
     )
 
 
-def _unfilled_bytes(spec: LayerSpec, blocks: int, max_model_len: int | None, max_num_batched_tokens: int) -> int:
-    if max_model_len is None or not spec.is_attention:
+def _unfilled_bytes(spec: LayerSpec, blocks: int, lengths: Lengths | None) -> int:
+    """Rows of `blocks` blocks that the request does not fill."""
+    if lengths is None or not spec.is_attention:
         return 0
-    tokens = spec.max_tokens_held(max_model_len, max_num_batched_tokens)
-    return (blocks * spec.block_size - tokens) * (spec.real_page_size_bytes // spec.block_size)
+    rows_needed = ceil_div(spec.max_tokens_held(lengths) * spec.storage_block_size, spec.block_size)
+    return (blocks * spec.storage_block_size - rows_needed) * (spec.real_page_size_bytes // spec.storage_block_size)

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from kvpage.layers import Layer
+from kvpage.planner.groups import Group, Grouping, deal
+from kvpage.planner.latent_windows import group_latent_windows
 from kvpage.planner.unify import Decided, unify_page_sizes
 from kvpage.specs import LayerSpec, ceil_div
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Layers with one block table. `spec` stands for all of them: blocks a request needs, block size, page size."""
-
-    layers: tuple[str, ...]
-    spec: LayerSpec
-    page_size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """`slots[j]` names the layers over one region of memory; a region steps by `slot_page_sizes_bytes[j]` a block."""
-
-    groups: tuple[Group, ...]
-    decided: Mapping[str, Decided]
-    slots: tuple[tuple[str, ...], ...]
-    slot_page_sizes_bytes: tuple[int, ...]
-
-    @property
-    def bytes_per_block(self) -> int:
-        return sum(self.slot_page_sizes_bytes)
-
-
 def group_layers(layers: Sequence[Layer]) -> Grouping:
-    """Group layers that have a cache: one spec, one type, or unified page sizes, the first that applies.
+    """Group layers that have a cache: one spec, one type, windows over latent rows, or unified page sizes, the first
+    that applies.
 
-    Raises `CannotUnify`.
+    Raises `CannotUnify`, or `LayoutUnsupported` where windows over latent rows fit no page.
     """
-    specs = {layer.name: layer.spec for layer in layers if layer.spec is not None}
+    cached = [layer for layer in layers if layer.spec is not None]
+    specs = {layer.name: layer.spec for layer in cached if layer.spec is not None}
     if not specs:
         return Grouping((), {}, (), ())
     values = list(specs.values())
@@ -46,7 +26,9 @@ def group_layers(layers: Sequence[Layer]) -> Grouping:
         return _one_spec(specs, merged)
     if len({(spec.block_size, spec.lifecycle) for spec in values}) == 1:
         return _one_type(specs)
-    return _unified(layers)
+    if any(spec.kind == "sliding_window_mla" for spec in values):
+        return group_latent_windows(cached)
+    return _unified(cached)
 
 
 def _one_spec(specs: Mapping[str, LayerSpec], merged: LayerSpec) -> Grouping:
@@ -82,7 +64,7 @@ def _one_type(specs: Mapping[str, LayerSpec]) -> Grouping:
 
 
 def _unified(layers: Sequence[Layer]) -> Grouping:
-    decided = unify_page_sizes([layer for layer in layers if layer.spec is not None])
+    decided = unify_page_sizes(layers)
     buckets: dict[LayerSpec, list[str]] = {}
     for name, choice in decided.items():
         buckets.setdefault(choice.spec, []).append(name)
@@ -101,8 +83,3 @@ def group_width(bucket_sizes: Sequence[int]) -> int:
     """Layers side by side: the smallest bucket, or the largest when it is less than 1.5 times the smallest."""
     smallest, largest = min(bucket_sizes), max(bucket_sizes)
     return largest if 2 * largest < 3 * smallest else smallest
-
-
-def deal(names: Sequence[str], num_groups: int) -> list[tuple[str, ...]]:
-    """Group i takes layers i, i + num_groups, …: consecutive layers spread over groups, so pipeline stages balance."""
-    return [tuple(names[start::num_groups]) for start in range(num_groups)]

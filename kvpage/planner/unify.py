@@ -56,7 +56,7 @@ def _decide(layer: Layer, largest: int, widest: Layer) -> Decided:
         spec.is_attention
         and largest % spec.page_alignment == 0
         and layer.backend
-        and layer.backend.can_pad(spec.block_size)
+        and layer.backend.can_pad(spec, largest)
     ):
         why = f"{largest:,} is not a multiple of {page:,} and {layer.backend.name} reads pages by block stride"
         return _pad(spec, largest, why)
@@ -109,14 +109,18 @@ def _why_not_padded(layer: Layer, largest: int) -> str:
             f"a recurrent state is padded by this rule only when its page divides the largest; "
             f"set align_hybrid to true, or page_size_padded to {largest}"
         )
-    if not backend.layout.indexes_kv_by_block_stride or not backend.layout.has_outermost_blocks:
+    if backend.can_pad(spec, largest):
+        alignment = spec.page_alignment
+        return f"{largest} is not a multiple of this layer's alignment of {alignment} bytes; change page sizes"
+    rows = spec.storage_block_size
+    if not backend.kernel_block_sizes.takes_whole(rows):
         return (
-            f"backend {backend.name} does not read pages through the stride of the block axis; choose one that does "
-            f"(such as flash_attn or triton_mla), or sizes whose pages divide {largest}"
-        )
-    if not backend.kernel_block_sizes.takes_whole(spec.block_size):
-        return (
-            f"the kernels of backend {backend.name} do not read a block of {spec.block_size} tokens as one; "
+            f"the kernels of backend {backend.name} do not read a block of {rows} rows as one; "
             f"use block_size {backend.kernel_block_sizes.smallest}"
         )
-    return f"{largest} is not a multiple of this layer's alignment of {spec.page_alignment} bytes; change page sizes"
+    if not backend.keeps_pages_whole(spec):
+        return f"in the layout of backend {backend.name} a page is not one piece; choose one with num_blocks outermost"
+    return (
+        f"backend {backend.name} does not read pages through the stride of the block axis; choose one that does "
+        f"(such as flash_attn or triton_mla), or sizes whose pages divide {largest}"
+    )

@@ -6,18 +6,9 @@ import math
 from typing import Any
 
 from planner import layouts
+from planner.rows import ITEM_SIZE_BYTES, is_latent, row_bytes, stored_rows
 
 Json = dict[str, Any]
-
-ITEM_SIZE_BYTES = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-}
 
 
 class RefusedError(Exception):
@@ -28,6 +19,9 @@ class RefusedError(Exception):
         self.facts = facts
 
 
+ABSENT = ("page_size_padded", "kv_quant", "sliding_window", "attention_chunk_size", "page_alignment_bytes")
+
+
 def expand(request: Json) -> list[Json]:
     """Every layer as a dict of its own with all fields present."""
     layers = []
@@ -36,19 +30,11 @@ def expand(request: Json) -> list[Json]:
             layer = {key: value for key, value in entry.items() if key != "count"}
             if "count" in entry:
                 layer["name"] = entry["name"].replace("{i}", str(i))
-            layer.setdefault("head_size_v", layer.get("head_size"))
-            for key in (
-                "page_size_padded",
-                "kv_quant",
-                "sliding_window",
-                "attention_chunk_size",
-                "page_alignment_bytes",
-            ):
-                layer.setdefault(key, None)
-            layer.setdefault("num_kv_heads", 1)
-            layer.setdefault("num_speculative_blocks", 0)
-            layer.setdefault("block_size", None)
-            layer["layout"] = layouts.resolve(layer, request.get("kv_cache_layout", "NHD"))
+            defaults = {"head_size_v": layer.get("head_size"), "num_kv_heads": 1, "compress_ratio": 1}
+            defaults |= {"num_speculative_blocks": 0, "block_size": None, "kv_sharing_target": None}
+            layer = defaults | dict.fromkeys(ABSENT) | layer
+            data_order = request.get("kv_cache_layout") or ("HND" if layer["kv_quant"] == "nvfp4" else "NHD")
+            layer["layout"] = layouts.resolve(layer, data_order)
             layers.append(layer)
     return layers
 
@@ -57,21 +43,12 @@ def is_state(layer: Json) -> bool:
     return bool(layer["kind"] == "mamba")
 
 
-def row_bytes(layer: Json, elements: int) -> int:
-    """Bytes one head stores of one token's K or V of `elements` elements, scales included."""
-    if layer["kv_quant"] == "nvfp4":
-        return elements // 2 + elements // 16
-    if layer["kv_quant"] in ("int8_per_token_head", "fp8_per_token_head"):
-        return elements + 4
-    return elements * ITEM_SIZE_BYTES[layer["dtype"]]
-
-
 def data_bytes(layer: Json) -> int:
     """Bytes the data of one block needs."""
     if is_state(layer):
         return sum(state_bytes(layer))
-    if layer["kind"] == "mla_attention":
-        return int(layer["block_size"] * row_bytes(layer, layer["head_size"]))
+    if is_latent(layer):
+        return int(stored_rows(layer) * layer["num_kv_heads"] * row_bytes(layer, layer["head_size"]))
     width_v = layer["head_size"] if layer["kind"] == "chunked_local_attention" else layer["head_size_v"]
     both = row_bytes(layer, layer["head_size"]) + row_bytes(layer, width_v)
     return int(layer["block_size"] * layer["num_kv_heads"] * both)
@@ -96,6 +73,8 @@ def page_bytes(layer: Json) -> int:
 def check_alone(layer: Json, aligns: bool) -> None:
     """Faults that a layer has whatever its neighbours are; alignment (`aligns`) finds a block the kernels accept."""
     page = page_bytes(layer)
+    if not is_state(layer) and layer["block_size"] % layer["compress_ratio"]:
+        raise RefusedError(why="spec-invalid", layer=layer["name"])
     if layer["page_size_padded"] is not None and (page < unpadded_page(layer) or page % page_multiple(layer)):
         raise RefusedError(why="spec-invalid", layer=layer["name"])
     if is_state(layer) and any(start % item for start, item in state_starts(layer, 0)):
@@ -114,21 +93,25 @@ def page_multiple(layer: Json) -> int:
 
 def check_gap(layer: Json) -> None:
     """A gap after each page: only where a page is one piece, and the kernels see it as one block."""
-    if not layer["layout"]["blocks_outermost"]:
-        raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=layouts.planes(layer) == 1)
+    if not layouts.is_whole(layer):
+        raise RefusedError(why="layout-unsupported", layer=layer["name"])
     if layouts.kernel_blocks_per_block(layer) > 1:
         raise RefusedError(why="layout-unsupported", layer=layer["name"])
+    if layouts.has_broken_rows(layer, page_bytes(layer)):
+        raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=True)
 
 
-def most_blocks(layer: Json, max_model_len: int, max_batched: int) -> int:
+def most_blocks(layer: Json, request: Json) -> int:
     """Most blocks one request of `max_model_len` tokens holds in this layer at any moment."""
-    size, limit = layer["block_size"], max_model_len
+    size, limit, batched = layer["block_size"], request["max_model_len"], request["max_num_batched_tokens"]
     if is_state(layer):
         return int(1 + layer["num_speculative_blocks"])
-    if layer["kind"] == "sliding_window":
-        return ceil_div(min(layer["sliding_window"] - 1 + max_batched, limit), size) + 1
+    if layer["kind"] in ("sliding_window", "sliding_window_mla"):
+        return ceil_div(min(layer["sliding_window"] - 1 + batched, limit), size) + 1
     if layer["kind"] == "chunked_local_attention":
-        return ceil_div(min(layer["attention_chunk_size"] + max_batched, limit), size)
+        return ceil_div(min(layer["attention_chunk_size"] + batched, limit), size)
+    if layer["kind"] == "cross_attention":
+        return ceil_div(request["max_num_encoder_input_tokens"], size)
     return ceil_div(limit, size)
 
 

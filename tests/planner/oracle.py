@@ -11,19 +11,17 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from planner import layouts
+from planner import latent_oracle, layouts, sharing_oracle
 from planner.one_layer import (
     RefusedError,
     ceil_div,
     check_alone,
-    check_gap,
     data_bytes,
     expand,
     is_state,
     most_blocks,
     page_bytes,
     page_multiple,
-    state_starts,
     unpadded_page,
 )
 
@@ -36,32 +34,61 @@ def answer(request: Json) -> Json:
     try:
         return _plan(request)
     except RefusedError as refusal:
-        return {"refused": refusal.facts["why"], "arguable": False, "short_of_memory": False, **refusal.facts}
+        return {"refused": refusal.facts["why"], "arguable": False, **refusal.facts}
 
 
 def _plan(request: Json) -> Json:
     everything = expand(request)
-    layers = [layer for layer in everything if layer["kind"] != "encoder_only_attention"]
-    aligns = request.get("align_hybrid", False) and {is_state(layer) for layer in layers} == {True, False}
-    for layer in layers:
+    cached = [layer for layer in everything if layer["kind"] != "encoder_only_attention"]
+    check_sharers(everything, cached)
+    aligns = request.get("align_hybrid", False) and {is_state(layer) for layer in cached} == {True, False}
+    for layer in cached:
         check_alone(layer, aligns)
-    before = [dict(layer) for layer in layers]
+    before = [dict(layer) for layer in cached]
     if aligns:
-        align(layers)
-    for layer in layers:
+        align(cached)
+    for layer in cached:
         check_alone(layer, aligns=False)
-    groups, width, page_sum = arrange(layers)
-    plan = blocks_and_bytes(request, groups, width, page_sum)
-    place(plan, groups, page_sum is not None)
-    check_layouts(groups, page_sum is not None, plan["offsets"], is_short_of_memory(request, plan))
-    if is_short_of_memory(request, plan):
-        raise RefusedError(why="not-enough-memory")
-    plan["layers"] = {layer["name"]: outcome(layer, old) for layer, old in zip(layers, before, strict=True)}
-    if page_sum is not None:
-        for layer_facts in plan["layers"].values():
-            layer_facts["decision"] = "co_group"
+    owners = [layer for layer in cached if layer["kv_sharing_target"] is None]
+    grouping = arrange(owners)
+    grouping["sharing"] = sharing_oracle.settle(grouping, owners, request.get("layered", False))
+    plan = blocks_and_bytes(request, grouping)
+    sharing_oracle.place(plan, grouping)
+    sharing_oracle.check_layouts(plan, grouping)
+    check_memory(request, plan)
+    old = {layer["name"]: layer for layer in before}
+    plan["layers"] = {layer["name"]: outcome(layer, old[layer["name"]], grouping) for layer in owners}
+    add_sharers(plan, cached)
     plan["no_cache"] = [layer["name"] for layer in everything if layer["kind"] == "encoder_only_attention"]
     return plan
+
+
+# --- layers that read another's cache -------------------------------------------------------------
+
+
+def check_sharers(everything: list[Json], cached: list[Json]) -> None:
+    owners = {layer["name"]: layer for layer in cached if layer["kv_sharing_target"] is None}
+    for layer in everything:
+        if layer["kv_sharing_target"] is None:
+            continue
+        owner = owners.get(layer["kv_sharing_target"])
+        if owner is None or layer not in cached or not alike(owner, layer):
+            raise RefusedError(why="spec-invalid", layer=layer["name"])
+
+
+def alike(one: Json, two: Json) -> bool:
+    return identity(one) == identity(two) and one["layout"] == two["layout"]
+
+
+def add_sharers(plan: Json, cached: list[Json]) -> None:
+    """Each sharer is as its owner, listed last in the owner's group; it costs nothing."""
+    plan["owners"] = {}
+    for layer in cached:
+        owner = layer["kv_sharing_target"]
+        if owner is not None:
+            plan["owners"][layer["name"]] = owner
+            plan["layers"][layer["name"]] = plan["layers"][owner] | {"decision": "share"}
+            next(group for group in plan["groups"] if owner in group["layers"])["layers"].append(layer["name"])
 
 
 # --- hybrid alignment -----------------------------------------------------------------------------
@@ -98,17 +125,23 @@ def smallest_kernel_block(layer: Json) -> int:
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def arrange(layers: list[Json]) -> tuple[list[list[Json]], int, int | None]:
-    """The groups, how many layers the widest has, and for layers of one type the sum of their pages."""
-    if not layers:
-        return [], 0, None
-    if can_merge(layers):
-        return [layers], len(layers), None
-    if same_life(layers):
-        return [layers], len(layers), sum(page_bytes(layer) for layer in layers)
-    unify(layers)
-    groups = split(buckets(layers))
-    return groups, max(len(group) for group in groups), None
+def arrange(layers: list[Json]) -> Json:
+    """`groups`; `slots` (page, layers over one piece of memory); `page_sums`: a group's page is that of all its layers;
+    `charged`: bytes a request pays for a block where that is not what a block has; `decision` where all get the same.
+    """
+    if layers and not can_merge(layers) and not same_life(layers):
+        if any(layer["kind"] == "sliding_window_mla" for layer in layers):
+            return latent_oracle.group(layers)
+        unify(layers)
+        groups = split(buckets(layers))
+        found: Json = {"page_sums": False, "decision": None}
+    else:
+        groups = [layers] if layers else []
+        one_type = bool(layers) and not can_merge(layers)
+        found = {"page_sums": one_type, "decision": "co_group" if one_type else None}
+    places = [[group[i] for group in groups if i < len(group)] for i in range(max(map(len, groups), default=0))]
+    slots = [(page_bytes(members[0]), members) for members in places]
+    return found | {"groups": groups, "slots": slots, "sharing": "regions", "charged": None}
 
 
 def can_merge(layers: list[Json]) -> bool:
@@ -127,7 +160,7 @@ def identity(layer: Json) -> tuple[Any, ...]:
         keys: tuple[str, ...] = ("kind", "block_size", "shapes", "dtypes", "page_size_padded", "num_speculative_blocks")
         return tuple(repr(layer[key]) for key in keys)
     keys = ("kind", "block_size", "num_kv_heads", "head_size", "head_size_v", "dtype", "kv_quant", "page_size_padded")
-    keys += ("sliding_window", "attention_chunk_size", "page_alignment_bytes")
+    keys += ("sliding_window", "attention_chunk_size", "page_alignment_bytes", "compress_ratio")
     return (*(layer[key] for key in keys), layer["layout"]["reads_stride"])
 
 
@@ -143,6 +176,10 @@ def life(layer: Json) -> tuple[Any, ...]:
         return ("window", layer["sliding_window"])
     if layer["kind"] == "chunked_local_attention":
         return ("chunk", layer["attention_chunk_size"])
+    if layer["kind"] == "sliding_window_mla":
+        return ("window of latent rows", layer["sliding_window"])
+    if layer["kind"] == "cross_attention":
+        return ("encoder",)
     return ("state", layer["num_speculative_blocks"])
 
 
@@ -173,9 +210,7 @@ def unify(layers: list[Json]) -> None:
 
 
 def may_pad(layer: Json, page: int) -> bool:
-    if is_state(layer) or not (layer["layout"]["reads_stride"] and layer["layout"]["blocks_outermost"]):
-        return False
-    return layouts.kernel_blocks_per_block(layer) == 1 and page % page_multiple(layer) == 0
+    return layouts.reads_pages_of(layer, page) and page % page_multiple(layer) == 0
 
 
 def stretch(layer: Json, largest: int, ratio: int) -> None:
@@ -215,91 +250,47 @@ def split(of_equal_spec: list[list[Json]]) -> list[list[Json]]:
 # --- blocks, bytes, places ------------------------------------------------------------------------
 
 
-def blocks_and_bytes(request: Json, groups: list[list[Json]], width: int, page_sum: int | None) -> Json:
+def blocks_and_bytes(request: Json, grouping: Json) -> Json:
+    groups, slots = grouping["groups"], grouping["slots"]
     if not groups:
         return {"groups": [], "num_blocks": 1, "bytes_per_block": 0, "request_bytes": 0, "blocks": []}
-    page = page_bytes(groups[0][0])
-    per_block = page_sum if page_sum is not None else width * page
-    num_blocks = request.get("num_blocks") or request["memory_bytes"] // per_block
-    blocks = [
-        max(most_blocks(layer, request["max_model_len"], request["max_num_batched_tokens"]) for layer in group)
-        for group in groups
-    ]
+    per_block = sum(page for page, _ in slots)
+    if grouping["sharing"] == "packed":
+        _, per_block = sharing_oracle.block_offsets(slots)
+    blocks = [max(most_blocks(layer, request) for layer in group) for group in groups]
+    pages = [sum(map(page_bytes, group)) if grouping["page_sums"] else page_bytes(group[0]) for group in groups]
     return {
         "groups": [
             {
                 "layers": [layer["name"] for layer in group],
                 "block_size": group[0]["block_size"],
-                "page_size_bytes": page_sum if page_sum is not None else page,
+                "page_size_bytes": page,
             }
-            for group in groups
+            for group, page in zip(groups, pages, strict=True)
         ],
-        "num_blocks": num_blocks,
+        "num_blocks": request.get("num_blocks") or request["memory_bytes"] // per_block,
         "bytes_per_block": per_block,
-        "request_bytes": sum(blocks) * per_block,
+        "request_bytes": sum(blocks) * (grouping["charged"] or per_block),
         "blocks": blocks,
     }
 
 
-def is_short_of_memory(request: Json, plan: Json) -> bool:
-    """There must be a block beside the null block, and room for one request where the number of blocks is asked for."""
-    needed = NULL_BLOCKS + (sum(plan["blocks"]) if "num_blocks" in request else 1)
-    return bool(plan["groups"]) and plan["num_blocks"] < needed
+def check_memory(request: Json, plan: Json) -> None:
+    """Memory must hold a block beside the null block; a number of blocks asked for, one request as vLLM counts it."""
+    if "memory_bytes" in request and plan["groups"] and plan["num_blocks"] < 1 + NULL_BLOCKS:
+        raise RefusedError(why="not-enough-memory")
+    if "num_blocks" in request and plan["num_blocks"] < sum(plan["blocks"]):
+        raise RefusedError(why="not-enough-memory")
 
 
-def place(plan: Json, groups: list[list[Json]], own_buffers: bool) -> None:
-    """Where the memory of each layer starts: one buffer after the other."""
-    offsets: dict[str, int] = {}
-    for group in groups:
-        offset = 0
-        for layer in group:
-            offsets[layer["name"]] = offset
-            offset += page_bytes(layer) * plan["num_blocks"]
-    plan["offsets"] = offsets
-    plan["buffer_size_bytes"] = plan["bytes_per_block"] * plan["num_blocks"]
-    plan["own_buffers"] = own_buffers
-
-
-def check_layouts(groups: list[list[Json]], own_buffers: bool, offsets: dict[str, int], short_of_memory: bool) -> None:
-    """Refuse what no strided view can show."""
-    try:
-        check_views(groups, offsets)
-        if not own_buffers:
-            check_sharing(groups)
-    except RefusedError as refusal:
-        refusal.facts["short_of_memory"] = short_of_memory
-        raise
-
-
-def check_views(groups: list[list[Json]], offsets: dict[str, int]) -> None:
-    for layer in (layer for group in groups for layer in group):
-        starts = state_starts(layer, offsets[layer["name"]])
-        if any(page_bytes(layer) % item for _, item in starts):
-            raise RefusedError(why="uneven", layer=layer["name"])
-        if any(start % item for start, item in starts):  # a gap between the buffers would do as well
-            raise RefusedError(why="uneven", layer=layer["name"], arguable=True)
-        if page_bytes(layer) > data_bytes(layer):
-            check_gap(layer)
-
-
-def check_sharing(groups: list[list[Json]]) -> None:
-    """Layers that share memory must cut it into equal blocks; that those of unlike layouts may share is arguable."""
-    for first, second in ((a, b) for a in groups for b in groups if a is not b):
-        for one, two in zip(first, second, strict=False):
-            scattered = not (one["layout"]["blocks_outermost"] and two["layout"]["blocks_outermost"])
-            if scattered and layouts.concrete(one) != layouts.concrete(two):
-                arguable = layouts.planes(one) == layouts.planes(two)
-                raise RefusedError(why="layout-unsupported", layer=one["name"], arguable=arguable)
-
-
-def outcome(layer: Json, before: Json) -> Json:
+def outcome(layer: Json, before: Json, grouping: Json) -> Json:
     """What became of one layer; `before` is the layer as requested."""
     scaled = layer["block_size"] != before["block_size"]
     padded = page_bytes(layer) != page_bytes(before)
     if scaled:
         decision = "scale" if layer["page_size_padded"] is None else "scale_pad"
     else:
-        decision = "pad" if padded else "keep"
+        decision = "pad" if padded else grouping["decision"] or "keep"
     return {
         "decision": decision,
         "block_size": layer["block_size"],

@@ -13,25 +13,10 @@ from msgspec.structs import replace
 import kvpage
 from kvpage.errors import InternalError, KvpageError
 from planner import build, comparison, view_oracle
+from planner.broken import changed, with_layer, with_view
 from planner.random_requests import small_request
 
 Json = dict[str, Any]
-
-
-def with_view(plan: Any, name: str, position: int = 0, **changes: Any) -> Any:
-    """The plan with one view changed."""
-    layer = plan.layers[name]
-    tensors = list(layer.tensors)
-    tensors[position] = replace(tensors[position], **changes)
-    return replace(plan, layers=plan.layers | {name: replace(layer, tensors=tuple(tensors))})
-
-
-def with_layer(plan: Any, name: str, **changes: Any) -> Any:
-    return replace(plan, layers=plan.layers | {name: replace(plan.layers[name], **changes)})
-
-
-def changed(values: tuple[int, ...], position: int, value: int) -> tuple[int, ...]:
-    return (*values[:position], value, *values[position + 1 :])
 
 
 ONE_SPEC = build.request(
@@ -49,8 +34,39 @@ GAPS = build.request(
 STATES = build.request(build.state("s", [[4], [2]], ["bfloat16", "float32"]), num_blocks=4)  # 8 + 8 bytes
 
 
+PACKED = build.request(
+    build.full("a", heads=2, size=4, backend="BLNHC"),
+    build.full("b", heads=2, size=2, backend="BLHNC"),
+    build.sliding("c", heads=2, size=4, backend="BLNHC"),
+    num_blocks=4,
+    max_model_len=1,
+)  # pages of 512 bytes, b's scaled to that: blocks of 512, a over b over c
+BESIDE = build.request(
+    build.full("a", heads=2, size=4, backend="BLNHC"),
+    build.full("b", heads=2, size=2, backend="BLHNC"),
+    num_blocks=4,
+    max_model_len=1,
+)  # pages of 512 and 256 bytes, side by side in blocks of 768
+INTERLEAVED = build.request(
+    build.full("a.{i}", count=3, heads=2, size=4, backend="BHLNC"), num_blocks=4, max_model_len=1
+)  # a head's 256 bytes of each layer, then the next head's: blocks of 1,536
+LAYERED = build.request(
+    build.full("a.{i}", count=3, heads=2, size=4, backend=build.pads(build.ROW_SHAPE)),
+    num_blocks=4,
+    max_model_len=1,
+    layered=True,
+)  # blocks of 1,536, in each a page of 512 for each layer
+SHARED = build.request(
+    build.full("a", heads=2, size=4),
+    build.full("b", heads=2, size=4),
+    build.full("c", heads=2, size=4, kv_sharing_target="b"),
+    num_blocks=4,
+    max_model_len=1,
+)
+
+
 def test_the_plans_broken_below_are_right_as_they_are() -> None:
-    for request in (ONE_SPEC, PADDED, GAPS, STATES):
+    for request in (ONE_SPEC, PADDED, GAPS, STATES, PACKED, BESIDE, INTERLEAVED, LAYERED, SHARED):
         plan = kvpage.plan(request)
         plan.check()
         assert view_oracle.faults(plan, comparison.block_axes(request)) == set()
@@ -186,6 +202,66 @@ def test_k_before_the_blocks_with_the_strides_vllm_gives_two_blocks() -> None:
     assert strides[:2] == (1024, 256)
     wrong = with_view(plan, "full", strides_bytes=(256, 512, *strides[2:]))
     assert_broken(wrong, request, "other group")
+
+
+# --- layers inside each other's blocks ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0, 2, 256, 510])
+def test_packed_layers_that_lie_over_each_other(offset: int) -> None:
+    plan = kvpage.plan(BESIDE)
+    assert [plan.layers[name].tensors[0].offset_bytes for name in "ab"] == [0, 512]
+    assert {plan.layers[name].tensors[0].strides_bytes[0] for name in "ab"} == {768}
+    assert_broken(with_view(plan, "b", offset_bytes=offset), BESIDE, "same group")
+
+
+def test_a_packed_layer_whose_page_reaches_into_the_next_block() -> None:
+    plan = kvpage.plan(BESIDE)
+    three = changed(plan.layers["b"].tensors[0].shape, 0, 3)
+    assert_broken(with_view(plan, "b", offset_bytes=600, shape=three), BESIDE, "same group")
+
+
+@pytest.mark.parametrize("stride", [512, 256, 1024])
+def test_packed_layers_that_step_by_their_own_pages(stride: int) -> None:
+    """Backends that do not read the block stride would do this."""
+    plan = kvpage.plan(BESIDE)
+    strides = plan.layers["b"].tensors[0].strides_bytes
+    broken = with_view(plan, "b", strides_bytes=changed(strides, 0, stride))
+    assert_broken(broken, BESIDE, "outside" if stride == 1024 else "same group")
+
+
+def test_groups_over_packed_blocks_that_step_differently() -> None:
+    plan = kvpage.plan(PACKED)
+    strides = plan.layers["c"].tensors[0].strides_bytes
+    assert strides[0] == 512
+    assert_broken(with_view(plan, "c", strides_bytes=changed(strides, 0, 528)), PACKED, "outside")
+    assert_broken(with_view(plan, "c", offset_bytes=512), PACKED, "outside")
+
+
+@pytest.mark.parametrize("request_", [INTERLEAVED, LAYERED], ids=["BHLNC", "layered"])
+def test_interleaved_layers_that_meet(request_: Json) -> None:
+    plan = kvpage.plan(request_)
+    offsets = [plan.layers[f"a.{i}"].tensors[0].offset_bytes for i in range(3)]
+    assert offsets == ([0, 256, 512] if request_ is INTERLEAVED else [0, 512, 1024])
+    for offset in (0, 2, offsets[1], offsets[2] - 2, offsets[2] - 16):
+        assert_broken(with_view(plan, "a.2", offset_bytes=offset), request_, "same group")
+    assert_broken(with_view(plan, "a.2", offset_bytes=offsets[2] + 16), request_, "outside")
+
+
+def test_interleaved_layers_whose_heads_are_a_page_apart() -> None:
+    """As if each layer had the block to itself: heads step by 256 bytes and not by 768."""
+    plan = kvpage.plan(INTERLEAVED)
+    strides = plan.layers["a.0"].tensors[0].strides_bytes
+    assert strides == (1536, 768, 16, 2)
+    assert_broken(with_view(plan, "a.0", strides_bytes=changed(strides, 1, 256)), INTERLEAVED, "same group")
+
+
+def test_a_layer_that_shares_a_cache_but_lies_elsewhere() -> None:
+    plan = kvpage.plan(SHARED)
+    assert plan.layers["c"].tensors == plan.layers["b"].tensors
+    assert_broken(with_view(plan, "c", offset_bytes=0), SHARED, "share")
+    assert_broken(with_layer(plan, "c", kv_sharing_target="a"), SHARED, "share")
+    assert_broken(with_layer(plan, "c", kv_sharing_target="d"), SHARED, "share")
 
 
 # --- numbers that must agree with each other ------------------------------------------------------

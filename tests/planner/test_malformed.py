@@ -60,11 +60,15 @@ NUMBERS = [
     *("/layers/0/block_size", "/layers/0/num_kv_heads", "/layers/0/head_size", "/layers/0/head_size_v"),
     *("/layers/1/sliding_window", "/layers/2/attention_chunk_size", "/layers/3/page_alignment_bytes"),
     *("/layers/4/num_speculative_blocks", "/layers/4/shapes/0/1", "/layers/0/page_size_padded", "/layers/0/count"),
-    *("/memory_bytes", "/max_model_len", "/max_num_batched_tokens"),
+    *("/memory_bytes", "/max_model_len", "/max_num_batched_tokens", "/max_num_encoder_input_tokens"),
+    "/layers/3/compress_ratio",
 ]
 NO_SIZES: list[object] = [True, "8", 8.0, -1, 2**62 + 1, [], {}, ""]
 NOT_NUMBERS: list[Case] = [(pointer, value, None) for pointer in NUMBERS for value in NO_SIZES]
-NULLABLE = ("block_size", "head_size_v", "page_alignment_bytes", "page_size_padded", "max_model_len", "memory_bytes")
+NULLABLE = (
+    *("block_size", "head_size_v", "page_alignment_bytes", "page_size_padded", "max_model_len", "memory_bytes"),
+    "max_num_encoder_input_tokens",
+)
 NULLS: list[Case] = [(pointer, None, None) for pointer in NUMBERS if not pointer.endswith(NULLABLE)]
 ZEROS: list[Case] = [(pointer, 0, None) for pointer in NUMBERS if not pointer.endswith("num_speculative_blocks")]
 WRITTEN_ORDERS = {"shape": build.ROW_SHAPE, "stride_order": [0, 1, 2, 3], "layered_stride_order": [1, 0, 2, 3, 4]}
@@ -118,15 +122,31 @@ OTHERS: list[Case] = [
     # values out of the sets
     ("/strategy", "best", None),
     ("/kv_cache_layout", "nhd", None),
-    ("/kv_cache_layout", None, None),
     ("/layers/0/kind", "full", None),
     ("/layers/0/kind", "Full_Attention", None),
     ("/layers/0/dtype", "bf16", None),
     ("/layers/0/dtype", "torch.bfloat16", None),
     ("/layers/0/dtype", "", None),
     ("/layers/4/dtypes/0", "float128", "/layers/4/dtypes"),
-    ("/layers/0/kv_quant", "int4", None),
-    ("/layers/0/kv_quant", "nvfp4", "/layers/0"),
+    ("/layers/0/kv_quant", "fp4", None),
+    *(("/layers/0/kv_quant", quant, "/layers/0") for quant in ("nvfp4", "int4", "mxfp4", "fp8_ds_mla")),
+    ("/layers/3/kv_quant", "fp8_ds_mla", "/layers/3"),
+    ("/layers/0/compress_ratio", 4, None),
+    ("/layers/4/kv_quant", "int4", None),
+    ("/layers/3/compress_ratio", 3, "/layers/3"),
+    ("/layers/3/compress_ratio", 128, "/layers/3"),
+    ("/layers/0/kind", "cross_attention", ""),
+    ("/layers/3/kind", "sliding_window_mla", "/layers/3/sliding_window"),
+    ("/layers/0/backend", "LBNCH", None),
+    ("/layers/0/backend", "lbnhc", None),
+    ("/layers/0/kv_sharing_target", "none", None),
+    ("/layers/0/kv_sharing_target", "full", None),
+    ("/layers/0/kv_sharing_target", "sliding", None),
+    ("/layers/0/kv_sharing_target", "encoder", None),
+    ("/layers/0/kv_sharing_target", 1, None),
+    ("/layers/5/kv_sharing_target", "full", None),
+    ("/layered", 1, None),
+    ("/layered", "yes", None),
     ("/layers/0/backend", "flash_attention", None),
     ("/layers/0/backend", "FLASH_ATTN", None),
     ("/layers/0/backend", "", None),
@@ -194,18 +214,12 @@ NOT_BUILT: list[Case] = [
     ("/strategy", "nested", None),
     ("/strategy", "auto", None),
     ("/allocator", "slabs", None),
-    ("/layered", True, None),
     ("/ranks", [{}], None),
     ("/workload", [], None),
     ("/max_groups", 8, None),
     ("/max_block_size", 1024, None),
     ("/max_block_lcm", 1024, None),
     ("/max_block_stride_bytes", 1 << 20, None),
-    ("/layers/0/kind", "cross_attention", None),
-    ("/layers/0/kind", "sliding_window_mla", None),
-    ("/layers/0/kv_sharing_target", "sliding", None),
-    ("/layers/0/backend", "LBNHC", None),
-    ("/layers/0/backend", "BLHNC", None),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 import kvpage
 from kvpage.errors import KvpageError
-from planner import comparison, golden, one_layer, oracle, view_oracle
+from planner import comparison, golden, layouts, one_layer, oracle, rows, view_oracle
 from planner.random_requests import random_request, small_request
 
+Json = dict[str, Any]
 CHUNK = 50
 FIXED_SEEDS = range(0, 400, CHUNK)
 LONG_SEEDS = range(0, 10_000, 1000)
@@ -58,18 +60,37 @@ def test_every_byte_of_a_small_plan_has_one_owner(rng: random.Random) -> None:
     assert view_oracle.faults(plan, comparison.block_axes(request)) == set()
 
 
-def test_random_requests_reach_every_outcome() -> None:
+@pytest.mark.parametrize("draw", [random_request, small_request])
+def test_random_requests_reach_every_outcome(draw: Callable[[random.Random], Json]) -> None:
     """The property tests are worth something only if the requests are planned and refused in every way there is."""
     outcomes: Counter[str] = Counter()
-    for seed in range(500):
-        facts = oracle.answer(random_request(random.Random(seed)))
+    for seed in range(1000):
+        request = draw(random.Random(seed))
+        facts = oracle.answer(request)
         outcomes[facts.get("refused", "planned")] += 1
-        for layer in facts.get("layers", {}).values():
+        outcomes["arguable"] += facts.get("arguable", False)
+        if "refused" in facts:
+            continue
+        for layer in facts["layers"].values():
             outcomes[layer["decision"]] += 1
-    for outcome in ("planned", "cannot-unify-page-size", "layout-unsupported", "spec-invalid"):
+        kinds = {layer["kind"] for layer in request["layers"]}
+        outcomes[facts.get("sharing", "no cache")] += 1
+        outcomes["latent windows"] += {"mla_attention", "sliding_window_mla"} <= kinds
+        outcomes["cross attention"] += "cross_attention" in kinds
+        outcomes["layered"] += request.get("layered", False)
+        outcomes["compressed"] += any(layer.get("compress_ratio", 1) > 1 for layer in request["layers"])
+        named = {layer["backend"] for layer in request["layers"] if layer.get("backend") in layouts.NAMED}
+        outcomes.update(named | {layer.get("kv_quant") or "plain" for layer in request["layers"]})
+    wanted = {"planned", "cannot-unify-page-size", "layout-unsupported", "spec-invalid", "latent windows", "packed"}
+    wanted |= {"keep", "scale", "pad", "co_group", "share", "regions", "interleaved", "cross attention", "layered"}
+    wanted |= {"compressed", "int4", "int8_per_token_head"}
+    if draw is random_request:
+        wanted |= {"scale_pad", "fp8_per_token_head", "nvfp4", "mxfp4", "fp8_ds_mla"}
+    for outcome in wanted:
         assert outcomes[outcome] >= 10, outcomes
-    for decision in ("keep", "scale", "pad", "scale_pad", "co_group"):
-        assert outcomes[decision] >= 10, outcomes
+    for name in layouts.NAMED:
+        assert outcomes[name] >= 5, outcomes
+    assert outcomes["arguable"] < 60
 
 
 # --- the oracle itself is checked against the recorded figures, so that two wrongs do not agree ---
@@ -109,7 +130,7 @@ def test_the_view_oracle_knows_the_recorded_views() -> None:
             assert oracle.answer(case.request)["refused"] == "layout-unsupported", case.id
             continue
         (layer,) = one_layer.expand(case.request)
-        item = one_layer.ITEM_SIZE_BYTES[facts["dtype"]]
+        item = rows.ITEM_SIZE_BYTES[facts["dtype"]]
         expected: dict[str, Any] = {
             "shape": tuple(facts["shape"]),
             "strides_bytes": tuple(stride * item for stride in facts["strides"]),

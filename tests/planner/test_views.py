@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import kvpage
 from kvpage.errors import KvpageError
-from planner import build, comparison, one_layer, view_oracle
+from planner import build, comparison, rows, view_oracle
 from planner.random_requests import small_request
 
 Json = dict[str, Any]
@@ -56,7 +56,7 @@ def test_groups_that_take_different_blocks_never_disturb_each_other(rng: random.
     owner = values.integers(len(plan.groups) + 1, size=plan.num_blocks)  # the last owner is nobody
     written = []
     for layer in plan.layers.values():
-        for view in layer.tensors:
+        for view in layer.tensors if layer.kv_sharing_target is None else ():
             array = view_oracle.as_array(view, raw)
             mine = np.broadcast_to(owner[blocks_of(view, plan.num_blocks)] == layer.group, array.shape)
             data = values.integers(np.iinfo(array.dtype).max, size=int(mine.sum()), dtype=array.dtype)
@@ -78,7 +78,7 @@ def test_padding_bytes_belong_to_no_view(rng: random.Random) -> None:
     axes = comparison.block_axes(request)
     for layer in plan.layers.values():
         tables = [
-            view_oracle.owners(view, axes[layer.name], plan.num_blocks, plan.buffer_size_bytes)
+            view_oracle.blocks_by_byte(view, axes[layer.name], plan.num_blocks, plan.buffer_size_bytes)
             for view in layer.tensors
         ]
         for block in range(plan.num_blocks):
@@ -96,7 +96,7 @@ def test_torch_and_numpy_see_the_same_elements(rng: random.Random) -> None:
     storage = torch.from_numpy(raw)
     for layer in plan.layers.values():
         for view in layer.tensors:
-            item = one_layer.ITEM_SIZE_BYTES[view.dtype]
+            item = rows.ITEM_SIZE_BYTES[view.dtype]
             typed = storage.view(view_oracle.TORCH_DTYPES[item])
             strides = [stride // item for stride in view.strides_bytes]
             tensor = torch.as_strided(typed, view.shape, strides, view.offset_bytes // item)
@@ -234,3 +234,13 @@ def test_a_kernel_block_split_is_not_combined_with_padding() -> None:
     with pytest.raises(KvpageError) as caught:
         kvpage.plan(build.request(layer | {"page_size_padded": 12_288}, num_blocks=4, max_model_len=1))
     assert caught.value.code == "layout-unsupported"
+
+
+def test_a_scaled_block_with_a_gap_is_not_split_either() -> None:
+    """Pages of 8 bytes padded to 9 are scaled by 32: 128 tokens; kernels of 2 or 4 tokens would split that."""
+    layer = build.full(heads=1, size=1, dtype="int8", block_size=4, kernel_block_sizes=[2, 4], page_size_padded=9)
+    request = build.request(layer, build.sliding(heads=3, size=3, block_size=8, window=4), num_blocks=4)
+    request |= {"max_model_len": 1, "max_num_batched_tokens": 1}
+    with pytest.raises(KvpageError) as caught:
+        kvpage.plan(request)
+    assert caught.value.code in ("layout-unsupported", "cannot-unify-page-size")

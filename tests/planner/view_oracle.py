@@ -13,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from planner import layouts
-from planner.one_layer import ITEM_SIZE_BYTES, is_state
+from planner.one_layer import is_state
+from planner.rows import ITEM_SIZE_BYTES
 
 Json = dict[str, Any]
 TORCH_DTYPES: dict[int, torch.dtype] = {1: torch.uint8, 2: torch.float16, 4: torch.float32}
@@ -22,7 +23,7 @@ NOBODY = -1
 
 
 def expected_views(layer: Json, page: int, num_blocks: int, offset: int) -> list[Json]:
-    """The views of an expanded layer in a buffer of `num_blocks` pages of `page` bytes that begins at `offset`."""
+    """The views of an expanded layer whose `num_blocks` pages are `page` bytes apart, the first at `offset`."""
     if is_state(layer):
         return state_views(layer, page, num_blocks, offset)
     item = ITEM_SIZE_BYTES[layer["dtype"]]
@@ -30,12 +31,24 @@ def expected_views(layer: Json, page: int, num_blocks: int, offset: int) -> list
     logical = layouts.extents(layouts.kernel_view_of(layer), num_blocks * parts)
     order = layer["layout"]["order"]
     physical = [logical[axis] for axis in order]
-    if layer["layout"]["blocks_outermost"]:
-        tensor = cut_from_pages(physical, page // parts, item)
+    if layouts.is_whole(layer):
+        outside = order.index(layer["layout"]["shape"].index("num_blocks"))  # axes of extent 1
+        tensor = cut_from_pages(physical[outside:], page // parts, item).view(physical)
     else:
         tensor = meta(physical, item)
     tensor = tensor.permute([order.index(axis) for axis in range(len(order))])
     return [describe(tensor, item, offset)]
+
+
+def interleaved_view(layer: Json, num_blocks: int, place: int, num_layers: int) -> Json:
+    """The view of one of `num_layers` equal layers that lie in one tensor by the layered stride order."""
+    item = ITEM_SIZE_BYTES[layer["dtype"]]
+    parts = layouts.kernel_blocks_per_block(layer)
+    logical = [num_layers, *layouts.extents(layouts.kernel_view_of(layer), num_blocks * parts)]
+    order = layer["layout"]["layered"]
+    tensor = meta([logical[axis] for axis in order], item)
+    tensor = tensor.permute([order.index(axis) for axis in range(len(order))])[place]
+    return describe(tensor, item, int(tensor.storage_offset()) * item)
 
 
 def state_views(layer: Json, page: int, num_blocks: int, offset: int) -> list[Json]:
@@ -79,7 +92,7 @@ def element_addresses(view: Any) -> npt.NDArray[np.int64]:
     return at
 
 
-def owners(view: Any, block_axis: int, num_blocks: int, buffer_size_bytes: int) -> npt.NDArray[np.int64]:
+def blocks_by_byte(view: Any, block_axis: int, num_blocks: int, buffer_size_bytes: int) -> npt.NDArray[np.int64]:
     """For each byte of the buffer the block whose data the view keeps there, or `NOBODY`."""
     item = ITEM_SIZE_BYTES[view.dtype]
     block = np.arange(view.shape[block_axis]) * num_blocks // view.shape[block_axis]
@@ -94,13 +107,18 @@ def owners(view: Any, block_axis: int, num_blocks: int, buffer_size_bytes: int) 
 def faults(plan: Any, block_axes: dict[str, int]) -> set[str]:
     """Which of the rules the plan breaks; `block_axes`: position of the block axis in each layer's views."""
     found: set[str] = set()
-    views = [(layer, view) for layer in plan.layers.values() for view in layer.tensors]
+    for layer in plan.layers.values():
+        owner = plan.layers.get(layer.kv_sharing_target)
+        if layer.kv_sharing_target is not None and (owner is None or owner.tensors != layer.tensors):
+            found.add("share")
+    owners = [layer for layer in plan.layers.values() if layer.kv_sharing_target is None]
+    views = [(layer, view) for layer in owners for view in layer.tensors]
     for _, view in views:
         found |= own_faults(view, plan.buffer_size_bytes)
     if found & {"outside", "uneven"}:
         return found  # the table below has no room for it
     tables = [
-        (layer.group, owners(view, block_axes[layer.name], plan.num_blocks, plan.buffer_size_bytes))
+        (layer.group, blocks_by_byte(view, block_axes[layer.name], plan.num_blocks, plan.buffer_size_bytes))
         for layer, view in views
     ]
     for i, (group, table) in enumerate(tables):
