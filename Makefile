@@ -7,11 +7,11 @@ BIN := $(VENV)/bin
 # -E: no setting of an active environment decides where kvpage is installed.
 BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 
-.PHONY: help demo test test-long test-gpu bench lint environment dev lock clean
+.PHONY: help demo test test-long test-gpu reliability bench lint environment dev lock clean
 .DEFAULT_GOAL := help
 
 help: ## Say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: ## Plan two models, share their memory between processes, check every value
 	@$(BOOTSTRAP) demo
@@ -25,6 +25,9 @@ test-long: lint ## The same with 10,000 random examples for each property
 
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu
+
+reliability: environment ## Kill processes at every step, use everything up, and write docs/reliability.md (ten minutes)
+	$(BIN)/python scripts/reliability.py
 
 bench: environment ## Measure planning, attaching, import time and memory
 	$(BIN)/python benchmarks/run.py

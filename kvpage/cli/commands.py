@@ -79,7 +79,7 @@ def serve(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def worker(context: typer.Context) -> None:
-    """Start one device worker (kvpage worker --help lists its options)."""
+    """Start one device worker, or drain or replace the one that runs (kvpage worker --help lists the options)."""
     _run_server("worker", context.args)
 
 

@@ -160,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvpage worker",
         description="Hold the memory of one device and hand it to its clients.",
+        epilog="kvpage worker drain ends a worker when nobody holds its pools; kvpage worker replace starts a new one"
+        " that takes over from it. Each has --help.",
         allow_abbrev=False,
     )
     parser.add_argument("--device", required=True, metavar="NAME", help="host (cuda:N and GPU UUIDs to come)")

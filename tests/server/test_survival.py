@@ -6,15 +6,20 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 import kvpage
 from kvpage.client.http import Client
 from kvpage.client.resources import Device, Pool
 from kvpage.errors import DeviceUnavailable, PoolNotFound, WorkerLost
+from kvpage.wire.messages import DescribeDevice, DeviceState
 from support.api_service import ApiService, is_alive, kill_process, run_refused, worker_pids
 from support.eventually import until
 from support.plan_requests import small_request
@@ -268,3 +273,97 @@ def test_a_worker_that_cannot_start_is_reported(no_leaks: None, run_dir: Path) -
         assert "host memory only" in device.detail
         with pytest.raises(DeviceUnavailable):
             client.create_pool(small_request(), name="mimo", device="cuda:0", wait_s=0)
+
+
+def test_a_worker_that_was_replaced_by_hand_may_die_too(service: ApiService, engine: RemoteClient) -> None:
+    old_worker = service.worker_pid()
+    command = [sys.executable, "-m", "kvpage_server", "worker", "replace", "--run-dir", str(service.run_directory.path)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    with service.client() as client:
+        new_worker = until(lambda: next((pid for pid in [ready_worker(client)] if pid not in (None, old_worker)), None))
+        before = client.find_pool("mimo")
+        assert before.num_holders == 1
+        kill_process(new_worker)
+        create_when_possible(client, "after")
+        assert client.find_pool("mimo").epoch == before.epoch
+    assert engine.do("read", offset=4096, size_bytes=len(TEXT))["data"] == TEXT
+
+
+def ready_worker(client: Client) -> int | None:
+    """None while the server looks for the worker."""
+    return client.devices()[0].worker_pid
+
+
+def test_while_the_next_worker_is_awaited_no_answer_is_final(no_leaks: None, run_dir: Path) -> None:
+    """It serves nobody before it has been handed the pools, neither over HTTP nor at its own socket."""
+    with WorkerProcess(run_dir) as worker, ApiService(run_dir, "--external-workers") as service:
+        with service.client() as client:
+            pool = client.create_pool(small_request(), name="mimo")
+            os.kill(service.pid, signal.SIGSTOP)
+            worker.kill()
+            with WorkerProcess(run_dir) as successor, ThreadPoolExecutor(1) as threads:
+                attaching = threads.submit(kvpage.attach, "mimo", run_dir=str(run_dir), epoch=pool.epoch)
+                with successor.client() as direct:
+                    until(lambda: direct.ask(DescribeDevice(), DeviceState).num_clients == 2)
+                assert not attaching.done()
+                os.kill(service.pid, signal.SIGCONT)
+                with attaching.result(60) as attachment:
+                    assert (attachment.pool_id, attachment.detached) == (pool.id, False)
+
+
+def test_a_pool_whose_control_block_was_spoilt_is_refused_and_shown(no_leaks: None, run_dir: Path) -> None:
+    with WorkerProcess(run_dir) as worker, ApiService(run_dir, "--external-workers") as service:
+        with service.client() as client:
+            spoilt = client.create_pool(small_request(), name="spoilt")
+            sound = client.create_pool(small_request(), name="sound")
+            worker.kill()
+            until(lambda: client.devices()[0].state == "lost")
+            spoil_control_block(service.pid, spoilt.id)
+            with WorkerProcess(run_dir):
+                until(lambda: client.devices()[0].state == "ready")
+                shown = client.get_pool(spoilt.id)
+                assert shown.state == "failed"
+                assert shown.error is not None
+                assert shown.error.code == "protocol-error"
+                assert "checksum" in shown.error.message
+                assert client.get_pool(sound.id) == sound
+                with pytest.raises(PoolNotFound):
+                    kvpage.attach("spoilt", run_dir=str(run_dir))
+                client.delete_pool(spoilt.id)
+                assert client.pools() == [sound]
+
+
+def spoil_control_block(pid: int, pool_id: str) -> None:
+    """Change one byte of it, through the descriptor that process `pid` has."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(link).startswith("/memfd:"):
+            with link.open("r+b") as block:
+                at = block.read(1 << 16).find(pool_id.encode())
+                if at >= 0:
+                    block.seek(at)
+                    block.write(b"q")
+                    return
+    raise AssertionError(f"process {pid} has no control block of {pool_id}")
+
+
+def test_a_client_whose_worker_died_reads_on_and_attaches_again(no_leaks: None, run_dir: Path) -> None:
+    with WorkerProcess(run_dir) as worker, ApiService(run_dir, "--external-workers") as service:
+        with service.client() as client:
+            pool = client.create_pool(small_request(), name="mimo")
+            old = kvpage.attach("mimo", run_dir=str(run_dir))
+            old.buffer[:4] = torch.tensor([1, 2, 3, 4])
+            assert not old.detached
+            worker.kill()
+            assert old.detached
+            assert old.buffer[:4].tolist() == [1, 2, 3, 4]
+            with WorkerProcess(run_dir):
+                with kvpage.attach("mimo", run_dir=str(run_dir), epoch=old.epoch, timeout_s=60) as new:
+                    assert new.buffer[:4].tolist() == [1, 2, 3, 4]
+                    new.buffer[0] = 9
+                    assert int(old.buffer[0]) == 9
+                    until(lambda: client.find_pool("mimo").num_holders == 1)
+                until(lambda: client.find_pool("mimo").num_holders == 0)
+                client.delete_pool(pool.id)  # the new worker knows nothing of the old attachment
+                assert old.buffer[:4].tolist() == [9, 2, 3, 4]  # which keeps its bytes until it is closed
+                old.close()
+                assert old.detached

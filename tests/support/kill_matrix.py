@@ -23,6 +23,10 @@ from support.remote_client import RemoteClient
 TEXT = "written before anybody died"
 
 
+class Leaked(AssertionError):
+    """Nothing is lost, but something is left behind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     survived_the_operation: bool
@@ -78,7 +82,13 @@ class Scene:
         assert self._read() == TEXT, "attached again, it has other bytes"
 
     def check_nothing_else(self) -> None:
-        """Nothing is left over: no other pool, no byte of the budget, no descriptor."""
+        """Nothing is left over: no other pool, no byte of the budget, no descriptor. Raises `Leaked`."""
+        try:
+            self._check_nothing_else()
+        except AssertionError as error:
+            raise Leaked(str(error)) from error
+
+    def _check_nothing_else(self) -> None:
         with self.client() as client:
             assert [pool.name for pool in client.pools()] == ["precious"]
             [device] = client.devices()
@@ -228,6 +238,14 @@ def kill_api_while_it_learns(on: Scene, step: int) -> Trial:
     on.check()
     on.check_nothing_else()
     return Trial(survived_the_operation=survived)
+
+
+def every_step(kill: Callable[[int], Trial]) -> int:
+    """Kill at step 1, 2, 3 … until the operation ends before its step comes; how many steps it has."""
+    step = 1
+    while not kill(step).survived_the_operation:
+        step += 1
+    return step - 1
 
 
 def kill_both_in_turn(on: Scene, operation: str, step: int) -> Trial:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,56 @@ def test_the_environment_comes_before_the_system_folder(monkeypatch: pytest.Monk
     assert RunDirectory.default(system=tmp_path).path == tmp_path
     monkeypatch.setenv("KVPAGE_RUN_DIR", "/from/environment")
     assert RunDirectory.default(system=tmp_path).path == Path("/from/environment")
+
+
+def listening(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    return sock
+
+
+def as_nobody(code: str, folder: Path) -> str:
+    """What `code` prints for a user who owns nothing, whose folder for temporary files is `folder`."""
+    program = f"""
+import os, tempfile
+from pathlib import Path
+from kvpage.run_directory import RunDirectory
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+tempfile.tempdir = {str(folder)!r}
+{code}
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(
+    ("name", "mode", "is_chosen"),
+    [
+        ("kvpage.sock", 0o666, True),
+        ("worker-cuda-0.sock", 0o666, True),
+        ("kvpage.sock", 0o600, False),
+        ("other.sock", 0o666, False),
+    ],
+)
+def test_the_system_folder_is_chosen_by_who_may_connect_but_not_write(
+    run_dir: Path, name: str, mode: int, is_chosen: bool
+) -> None:
+    run_dir.chmod(0o755)
+    with listening(run_dir / name):
+        (run_dir / name).chmod(mode)
+        code = f"print(RunDirectory.default(system=Path({str(run_dir)!r})).path)"
+        assert (as_nobody(code, run_dir / "tmp") == str(run_dir)) == is_chosen
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_file_that_is_no_socket_does_not_count_and_a_closed_folder_is_no_error(run_dir: Path) -> None:
+    (run_dir / "kvpage.sock").write_text("")
+    (run_dir / "kvpage.sock").chmod(0o666)
+    code = f"print(RunDirectory.default(system=Path({str(run_dir)!r})).path)"
+    for mode in (0o755, 0o700):
+        run_dir.chmod(mode)
+        assert as_nobody(code, run_dir / "tmp") == str(run_dir / "tmp" / "kvpage-65534")
 
 
 def test_the_users_runtime_folder_is_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from support.pools import attach_pool, contents, create_pool
 from support.protocol_fuzz import Fuzzer
 from support.worker_process import WorkerProcess
 
-NUM_MESSAGES = {"default": 4_000, "long": 100_000}
+NUM_MESSAGES = {"default": 5_000, "long": 100_000}
 ROUND = 500
 
 

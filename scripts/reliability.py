@@ -1,0 +1,197 @@
+"""Kills processes at every step of every operation, uses up everything there is, and writes what came of it into
+docs/reliability.md. Takes about ten minutes: `make reliability`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reliability.md"
+NUM_UPGRADES = 10
+NUM_CYCLES = 1000
+BOTH_STEPS = (1, 5, 9)
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support import exhaustion, kill_matrix, upgrade  # noqa: E402 - found by the line above
+
+
+@dataclass(slots=True)
+class Row:
+    """Of the kill matrix."""
+
+    who: str
+    during: str
+    tried: int = 0
+    survived: int = 0
+    lost: int = 0
+    leaked: int = 0
+
+    def count(self, kill: Callable[[], kill_matrix.Trial]) -> bool:
+        """Whether another step is to be tried."""
+        self.tried += 1
+        try:
+            trial = kill()
+        except kill_matrix.Leaked as fault:
+            print(f"  LEAKED at step {self.tried}: {fault}", flush=True)
+            self.leaked += 1
+            return True
+        except Exception as fault:  # noqa: BLE001 - whatever it is, the table must say that something was lost
+            print(f"  LOST at step {self.tried}: {type(fault).__name__}: {fault}", flush=True)
+            self.lost += 1
+            return False  # the scene is not fit for another trial
+        self.survived += 1
+        return not trial.survived_the_operation
+
+
+def main() -> int:
+    rows = [*_worker_rows(), *_api_rows(), *_rows_of_both()]
+    exhausted = list(_exhausted())
+    with _folder() as folder:
+        upgrades = upgrade.upgrade_under_load(folder, NUM_UPGRADES)
+    print(upgrades, flush=True)
+    tables = {"kill matrix": _matrix(rows), "exhaustion": _table(exhausted), "upgrade": _upgrade(upgrades)}
+    text = PAGE.read_text()
+    for name, table in tables.items():
+        text = _replaced(text, name, f"{_stamp()}\n\n{table}")
+    PAGE.write_text(text)
+    is_fine = not any(row.lost or row.leaked for row in rows) and all(
+        outcome == "unharmed" for _, outcome, _ in exhausted
+    )
+    return 0 if is_fine else 1
+
+
+def _worker_rows() -> Iterator[Row]:
+    kills: dict[str, Callable[[kill_matrix.Scene, int], kill_matrix.Trial]] = {
+        operation: partial(_during, kill_matrix.kill_worker_during, operation) for operation in kill_matrix.OPERATIONS
+    }
+    kills["adopt"] = kill_matrix.kill_worker_during_adoption
+    for operation, kill in kills.items():
+        yield _every_step(Row("worker", operation), kill)
+
+
+def _api_rows() -> Iterator[Row]:
+    for operation in ("create", "delete"):
+        yield _every_step(Row("API", operation), partial(_during, kill_matrix.kill_api_during, operation))
+    yield _every_step(Row("API", "export, at its start"), kill_matrix.kill_api_while_it_learns)
+
+
+def _rows_of_both() -> Iterator[Row]:
+    for operation in kill_matrix.OPERATIONS:
+        row = Row("worker, API, worker", operation)
+        with _folder() as folder, kill_matrix.scene(folder) as scene:
+            for step in BOTH_STEPS:
+                row.count(partial(kill_matrix.kill_both_in_turn, scene, operation, step))
+        yield _told(row)
+
+
+def _during(
+    kill: Callable[[kill_matrix.Scene, str, int], kill_matrix.Trial],
+    operation: str,
+    scene: kill_matrix.Scene,
+    step: int,
+) -> kill_matrix.Trial:
+    return kill(scene, operation, step)
+
+
+def _every_step(row: Row, kill: Callable[[kill_matrix.Scene, int], kill_matrix.Trial]) -> Row:
+    with _folder() as folder, kill_matrix.scene(folder) as scene:
+        while row.count(partial(kill, scene, row.tried + 1)):
+            pass
+    return _told(row)
+
+
+def _told(row: Row) -> Row:
+    print(row, flush=True)
+    return row
+
+
+def _exhausted() -> Iterator[tuple[str, str, str]]:
+    """What was used up, how the service was after it, and the details."""
+    functions: dict[str, Callable[[Path], str]] = {
+        "files, by clients that take nothing": exhaustion.slow_clients,
+        "files, by clients": exhaustion.more_clients_than_files,
+        "1,000 clients": exhaustion.many_clients,
+        "replies nobody reads": exhaustion.a_client_that_never_reads,
+        "memory": exhaustion.more_memory_than_allowed,
+        "memory, asked for twice at once": exhaustion.races_for_memory,
+        "layers": exhaustion.most_layers,
+        f"{NUM_CYCLES:,} × create, attach, delete": lambda folder: exhaustion.cycles(folder, NUM_CYCLES),
+    }
+    for name, exhaust in functions.items():
+        with _folder() as folder:
+            try:
+                outcome, details = "unharmed", exhaust(folder)
+            except Exception as fault:  # noqa: BLE001 - whatever it is, the table must say so
+                outcome, details = "HARMED", f"{type(fault).__name__}: {fault}"
+        print(name, outcome, details, flush=True)
+        yield name, outcome, details
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kvp-") as folder:
+        yield Path(folder)
+
+
+def _stamp() -> str:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    kernel, python = platform.release().split("-")[0], platform.python_version()
+    return f"{today}, Linux {kernel}, Python {python}, {os.cpu_count()} cores."
+
+
+def _matrix(rows: list[Row]) -> str:
+    lines = ["| killed | during | steps tried | survived | lost | leaked |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [f"| {r.who} | {r.during} | {r.tried} | {r.survived} | {r.lost} | {r.leaked} |" for r in rows]
+    counts = [(row.tried, row.survived, row.lost, row.leaked) for row in rows]
+    tried, survived, lost, leaked = (sum(column) for column in zip(*counts, strict=True))
+    return "\n".join([*lines, f"| | together | {tried} | {survived} | {lost} | {leaked} |"])
+
+
+def _table(exhausted: list[tuple[str, str, str]]) -> str:
+    lines = ["| what was used up | the service | how it ended |", "| --- | --- | --- |"]
+    return "\n".join([*lines, *(f"| {name} | {outcome} | {details} |" for name, outcome, details in exhausted)])
+
+
+def _upgrade(measured: upgrade.Upgrades) -> str:
+    pauses_s = sorted(measured.pauses_s)
+    rows = {
+        "workers replaced": f"{measured.num_replaced}",
+        "attaches meanwhile, each comparing every byte": f"{measured.num_attaches:,}; none failed, no byte differed",
+        "pause of a replacement, median and longest": _both_ms(pauses_s[len(pauses_s) // 2], pauses_s[-1]),
+        "an attach, median and longest": _both_ms(measured.median_attach_s, measured.longest_attach_s),
+    }
+    return "\n".join(
+        ["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows.items())]
+    )
+
+
+def _both_ms(median_s: float, longest_s: float) -> str:
+    return f"{median_s * 1000:.0f} ms, {longest_s * 1000:.0f} ms"
+
+
+def _replaced(text: str, name: str, table: str) -> str:
+    """`text` with `table` between the marks of `name`."""
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    text, count = pattern.subn(lambda found: f"{found[1]}{table}\n{found[2]}", text)
+    assert count == 1, f"{PAGE.name} has {count} places for the table {name!r}"
+    return text
+
+
+if __name__ == "__main__":
+    started_s = time.monotonic()
+    status = main()
+    print(f"{time.monotonic() - started_s:.0f} s, {'nothing lost' if status == 0 else 'SOMETHING WAS LOST'}")
+    sys.exit(status)

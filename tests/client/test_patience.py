@@ -1,0 +1,53 @@
+"""Attaching while there is no worker: when it is tried again, and when it is given up."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import kvpage
+from kvpage.client.patience import Patience
+from kvpage.errors import DeviceUnavailable, PoolNotFound, TooManyClients, WorkerLost
+from support.pools import SIZE_BYTES, create_pool
+from support.worker_process import WorkerProcess
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def test_an_error_that_no_waiting_helps_is_raised_at_once(run_dir: Path) -> None:
+    with Patience(run_dir, 600) as patience, pytest.raises(PoolNotFound):
+        patience.wait(PoolNotFound("no"))
+
+
+def test_when_time_is_over_the_last_error_is_raised(run_dir: Path) -> None:
+    with Patience(run_dir, 0) as patience, pytest.raises(WorkerLost):
+        patience.wait(WorkerLost("gone"))
+
+
+def test_a_new_socket_ends_the_waiting(run_dir: Path) -> None:
+    with Patience(run_dir, 600) as patience, ThreadPoolExecutor(1) as threads:
+        patience.wait(WorkerLost("gone"))  # the first time only begins to watch
+        waiting = threads.submit(patience.wait, WorkerLost("gone"))
+        (run_dir / "worker-host.new").touch()
+        (run_dir / "worker-host.new").rename(run_dir / "worker-host.sock")
+        waiting.result(60)
+
+
+@pytest.mark.parametrize(
+    "error", [TooManyClients("full"), DeviceUnavailable("no folder")], ids=lambda error: error.code
+)
+def test_where_no_socket_tells_it_is_tried_again_soon(tmp_path: Path, error: kvpage.KvpageError) -> None:
+    with Patience(tmp_path / "absent", 600) as patience:
+        for _ in range(3):
+            patience.wait(error)
+
+
+def test_attaching_waits_for_a_worker_that_is_still_to_start(run_dir: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        attaching = threads.submit(kvpage.attach, "mimo", run_dir=str(run_dir), timeout_s=60)
+        with WorkerProcess(run_dir) as worker, worker.client() as client:
+            with pytest.raises(PoolNotFound):  # the worker has answered, so this is final
+                attaching.result(60)
+            assert create_pool(client, size_bytes=SIZE_BYTES).state == "ready"
