@@ -110,6 +110,9 @@ class DevicePools:
             try:
                 await self.link.ask_apart(body, messages.PoolDeleted)
                 return
+            except Draining:  # the worker is being replaced: its successor can be asked as well
+                if left_s <= 0 or stopping.is_set():
+                    raise
             except Conflict as error:
                 if stopping.is_set() and left_s > 0:
                     text = f"the server is shutting down and waits no longer for holders: {error.message}"

@@ -19,7 +19,7 @@ from kvpage.wire import succession
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_log import log
-from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_loop import Loop, Timer
 from kvpage_server.worker_pools import PoolTable
 
 
@@ -47,6 +47,7 @@ class Handover:
         self._end_waiting = end_waiting
         self._taker: Connection | None = None
         self._moving: list[Connection] = []
+        self._timer: Timer | None = None
         self.is_finished = False
 
     @property
@@ -60,6 +61,7 @@ class Handover:
             raise Conflict("another worker is taking over from this one already")
         self._require_settled()
         self._taker = connection
+        self._timer = self._loop.call_after(connection.limits.handover_s, connection.close)
         self._end_waiting()
         self._loop.watch(self._endpoint.socket, 0, self._accept)
         self._moving = [other for other in self._connections() if other is not connection]
@@ -101,6 +103,8 @@ class Handover:
             self._loop.stop()
             return
         self._taker = None
+        if self._timer is not None:
+            self._timer.cancel()
         log("handover_taken_back", level="warning")
         self._endpoint.listen_again()
         self._loop.watch(self._endpoint.socket, selectors.EVENT_READ, self._accept)

@@ -18,6 +18,8 @@ class Limits:
     """How long a new connection may take to say hello."""
     stall_s: float = 5.0
     """How long a client may leave waiting replies unread."""
+    handover_s: float = 30.0
+    """How long a new worker may take to take over from this one; meanwhile nobody is served."""
     max_queued_bytes: int = 1 << 20
     """No request of a client is looked at while more than this of its replies waits."""
     max_holds: int = 1024

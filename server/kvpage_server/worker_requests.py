@@ -126,6 +126,7 @@ class Requests:
                 self._window.close()
                 connection.reply(request_id, succession.AdoptionFinished(num_pools=len(self._pools)))
             case succession.TakeOver():
+                self._retirement.require_serving()
                 self._handover.begin(connection, request_id)
             case succession.TakeConnection():
                 self._handover.give_connection(connection, request_id, body.number)

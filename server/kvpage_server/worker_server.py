@@ -51,6 +51,7 @@ class Server:
         self._group = group
         self._connections: set[Connection] = set()
         self._draining = False
+        self._asked_to_end = False
         self._window = AdoptionWindow(pools, endpoint, loop, adoption_s)
         self._retirement = Retirement(pools, loop, num_keepers=self._num_keepers, end=self.drain)
         self._handover = Handover(
@@ -88,12 +89,15 @@ class Server:
         self._connections.discard(connection)
         self._requests.disconnected(connection)
         self._handover.disconnected(connection)
+        if self._asked_to_end:
+            self.drain()
         if self._draining and not self._connections:
             self._loop.stop()
 
     def drain(self) -> None:
         """Accept nobody, tell those who wait, send what was answered, and stop the loop."""
-        if self._draining or self._handover.is_finished:
+        self._asked_to_end = True
+        if self._draining or self._handover.is_under_way:  # who takes over will not need to be told
             return
         self._draining = True
         log("draining", num_clients=len(self._connections))

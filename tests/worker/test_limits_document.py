@@ -18,6 +18,7 @@ LIMITS = Limits()
         f"more than {LIMITS.max_queued_bytes >> 20} MiB of replies waits",
         f"taken nothing for {LIMITS.stall_s:.0f} s",
         f"not said hello {LIMITS.hello_s:.0f} s after",
+        f"takes longer than {LIMITS.handover_s:.0f} s",
         "taken 80 % of the descriptors",
     ],
 )

@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from kvpage.errors import Conflict, Draining, NotFound, PermissionDenied
+from kvpage.errors import Conflict, Draining, NotFound, PermissionDenied, WorkerLost
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages, succession
 from kvpage.wire.channel import close_fds, header
 from kvpage.wire.client import WorkerClient
+from kvpage_server.worker_limits import Limits
 from support.api_service import kill_process, worker_pids
 from support.pools import PLAN, PLAN_ID, attach_pool, contents, create_pool
 from support.raw_client import RawClient
 from support.remote_client import RemoteClient
 from support.worker_process import WorkerProcess
+from support.worker_thread import WorkerThread
 
 COMMAND = [sys.executable, "-m", "kvpage_server", "worker"]
 
@@ -208,6 +210,25 @@ def test_the_budget_is_that_of_the_worker_before(run_dir: Path, no_leaks: None) 
             if not arguments:
                 worker = continue_with
         worker.kill()
+
+
+def test_a_taker_that_hangs_does_not_stop_the_service(no_leaks: None, run_dir: Path) -> None:
+    with WorkerThread(run_dir, limits=Limits(handover_s=0.05)) as worker, worker.client() as client:
+        with worker.client(role="api") as taker:
+            close_fds(taker.request(succession.TakeOver()).fds)
+            assert client.ask(messages.ListPools(), messages.PoolList).pools == []  # answered when time is over
+            with pytest.raises(WorkerLost):
+                taker.request(succession.FinishTakeOver())
+
+
+def test_a_worker_told_to_end_while_it_hands_over_ends_when_that_is_taken_back(worker: WorkerProcess) -> None:
+    with worker.client(role="api") as taker:
+        close_fds(taker.request(succession.TakeOver()).fds)
+        os.kill(worker.pid, signal.SIGTERM)
+        assert taker.ask(messages.ListPools(), messages.PoolList).pools == []
+        assert worker.socket_path.exists()
+    assert worker.wait() == 0
+    assert not worker.socket_path.exists()
 
 
 # --- draining --------------------------------------------------------------------------------------------------------
