@@ -157,7 +157,7 @@ class Backend:
             able = sorted(name for name, backend in BACKENDS.items() if kv_quant in backend.quantised)
             raise LayoutUnsupported(
                 f"backend {self.name} has no layout for kv_quant {kv_quant!r}; "
-                f"use one of {', '.join(able)}, or write the layout out"
+                f"use one of {', '.join((*able, *NAMED_LAYOUTS))}, or write the layout out"
             )
         return self.quantised[kv_quant][kv_cache_layout]
 

@@ -80,11 +80,13 @@ def _check_sharing(layer: LayerPlan, plan: Plan) -> None:
     """A layer that reads another's cache has just that layer's tensors."""
     owner = plan.layers.get(layer.kv_sharing_target or "")
     _require(
-        owner is not None
-        and owner.kv_sharing_target is None
-        and (owner.group, owner.tensors) == (layer.group, layer.tensors),
+        owner is not None and owner.kv_sharing_target is None and _cache_of(owner) == _cache_of(layer),
         f"layer {layer.name!r} shares the cache of {layer.kv_sharing_target!r} but differs from it",
     )
+
+
+def _cache_of(layer: LayerPlan) -> tuple[object, ...]:
+    return (layer.group, layer.tensors, layer.kind, layer.block_size, layer.real_page_size_bytes, layer.page_size_bytes)
 
 
 def _check_pages(layer: LayerPlan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from kvpage import __version__
 from kvpage.cli import pools
 from kvpage.cli.files import read_request
 from kvpage.cli.output import print_error, print_plan
-from kvpage.errors import KvpageError, SpecInvalid
+from kvpage.errors import DeviceUnavailable, KvpageError, SpecInvalid
 
 app = typer.Typer(
     name="kvpage",
@@ -97,5 +98,7 @@ def demo(
 
 def _run_server(command: str, arguments: list[str]) -> None:
     """Become the server: it is reached only as a program, so that this package never imports it."""
+    if command == "serve" and find_spec("uvicorn") is None:
+        raise DeviceUnavailable("kvpage serve needs more packages: pip install 'kvpage[server]'")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "kvpage_server", command, *arguments])

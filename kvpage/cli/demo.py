@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ _console = Console(highlight=False, soft_wrap=True)
 
 def run_demo(memory_bytes: int, keep: Path | None) -> None:
     """Plan two models, create their pools on a service of our own, write in one process, check in another."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was started is ended
     with _run_directory(keep) as run_dir, _service(run_dir), Client(run_dir=run_dir) as client:
         for name, title, request in (
             ("mimo", "MiMo: target heads of 192, draft heads of 128 (pages 3:2)", target_and_draft(memory_bytes)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -30,10 +31,10 @@ def print_plan(plan: Plan, *, all_layers: bool = False) -> None:
     console = Console(highlight=False)
     runs = list(_runs(list(plan.layers.values()), all_layers))
     reasons_inside = console.width >= WIDE_CHARS
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("layer", "decision"):
         table.add_column(column, no_wrap=True)
-    for column in ("block size", "page bytes", "padding"):
+    for column in ("block", "page bytes", "padding"):
         table.add_column(column, justify="right", no_wrap=True)
     if reasons_inside:
         table.add_column("reason", overflow="fold")
@@ -67,7 +68,8 @@ def totals(plan: Plan) -> Iterator[tuple[str, str]]:
     waste, capacity = plan.waste, plan.capacity
     yield "plan", plan.plan_id
     yield "strategy", plan.strategy
-    yield "groups", ", ".join(f"{len(g.layers)} × {g.block_size} tokens ({g.kind})" for g in plan.groups) or "none"
+    groups = Counter(f"{len(g.layers)} layers × {g.block_size} tokens ({g.kind})" for g in plan.groups)
+    yield "groups", ", ".join(f"{count} of {look}" for look, count in groups.items()) or "none"
     blocks = f"{plan.num_blocks:,} of {plan.bytes_per_block:,} bytes"
     yield "blocks", f"{blocks}, buffer {plan.buffer_size_bytes:,} bytes ({format_bytes(plan.buffer_size_bytes)})"
     if capacity.max_model_len is not None and capacity.request_bytes is not None:
@@ -110,7 +112,8 @@ def _runs(layers: Sequence[LayerPlan], all_layers: bool) -> Iterator[list[LayerP
 
 def _look(layer: LayerPlan) -> tuple[object, ...]:
     shapes = tuple(view.shape for view in layer.tensors)
-    return (layer.kind, layer.decision, layer.block_size, layer.page_size_bytes, layer.reason, shapes)
+    family = layer.name.rstrip("0123456789")
+    return (family, layer.kind, layer.decision, layer.block_size, layer.page_size_bytes, layer.reason, shapes)
 
 
 def _names(run: Sequence[LayerPlan]) -> str:

@@ -57,6 +57,9 @@ def list_pools(run_dir: RunDir = None, url: Url = None, token_file: TokenFile = 
     if as_json:
         typer.echo(msgspec.json.encode(pools))
         return
+    if not pools:
+        typer.echo("no pools")
+        return
     table = Table("pool", "device", "state", "bytes", "holders", "plan", box=SIMPLE_HEAD, pad_edge=False)
     for pool in pools:
         size = format_bytes(pool.buffer_size_bytes)

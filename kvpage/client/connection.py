@@ -73,6 +73,7 @@ def _attach_once(
     wrap: Wrap,
 ) -> Attachment:
     where = device if device is not None else _device_with(name, runs)
+    _check_served(where, runs)
     connection = Connection(runs.worker_socket(where), client_name=client_name)
     try:
         return connection.attach(name, plan_id=plan_id, epoch=epoch, wrap=wrap, owned=True)
@@ -83,7 +84,16 @@ def _attach_once(
 
 def connect(device: str = "host", *, run_dir: str | None = None, client_name: str | None = None) -> Connection:
     """A connection to one device's worker, for processes that attach often. Raises as `attach` does."""
-    return Connection(RunDirectory.default(run_dir).worker_socket(device), client_name=client_name)
+    runs = RunDirectory.default(run_dir)
+    _check_served(device, runs)
+    return Connection(runs.worker_socket(device), client_name=client_name)
+
+
+def _check_served(device: str, runs: RunDirectory) -> None:
+    if not runs.worker_socket(device).exists():
+        raise DeviceUnavailable(
+            f"no worker for device {shorten(device)} has a socket in {runs.path}; start one with `kvpage serve`"
+        )
 
 
 def _device_with(name: str, runs: RunDirectory) -> str:

@@ -13,7 +13,7 @@ from kvpage.errors import SpecInvalid
 from kvpage.layers import Layer
 from kvpage.planner.unify import Decided
 from kvpage.plans import Decision
-from kvpage.specs import LayerSpec, ceil_div
+from kvpage.specs import LatentSpec, LayerSpec, ceil_div
 
 MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
 
@@ -30,15 +30,20 @@ def align_hybrid(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     states = [layer.spec for layer in layers if layer.spec is not None and not layer.spec.is_attention]
     if not states or not attention:
         return layers
-    _refuse_padding(layers)
+    _refuse_what_does_not_align(layers)
     target = [pair for pair in attention if not pair[0].draft] or attention
     token_bytes = min(spec.real_page_size_bytes // spec.block_size for _, spec in target)
     block = _aligned_block_size(attention, target, states, token_bytes)
     return tuple(_aligned(layer, block, block * token_bytes) for layer in layers)
 
 
-def _refuse_padding(layers: Sequence[Layer]) -> None:
+def _refuse_what_does_not_align(layers: Sequence[Layer]) -> None:
     for layer in layers:
+        if isinstance(layer.spec, LatentSpec) and layer.spec.compress_ratio > 1:
+            detail = (
+                f"layer {layer.name!r} has compress_ratio {layer.spec.compress_ratio}; align_hybrid has no rule for it"
+            )
+            raise SpecInvalid(detail, errors=[layer.fault(detail, "compress_ratio")])
         if layer.spec is not None and layer.spec.page_size_padded is not None:
             detail = (
                 f"layer {layer.name!r} asks for page_size_padded {layer.spec.page_size_padded}, but align_hybrid sets "

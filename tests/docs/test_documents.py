@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kvpage
+from kvpage.backends import BACKENDS
 from support.checkout import ROOT
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -77,6 +78,13 @@ def _script(name: str) -> Any:
 @pytest.mark.parametrize("document", sorted(path.relative_to(ROOT) for path in ROOT.glob("docs/**/*.md")), ids=str)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     check_links(ROOT / document)
+
+
+def test_the_registered_backends_are_listed() -> None:
+    text = (ROOT / "docs/layout.md").read_text()
+    listed = re.search(r"^Registered: (.+)\.$", text, re.MULTILINE)
+    assert listed is not None
+    assert listed[1].replace("`", "").split(", ") == sorted(BACKENDS)
 
 
 def test_links_in_the_readme_lead_somewhere() -> None:

@@ -98,7 +98,7 @@ def check_gap(layer: Json) -> None:
     if layouts.kernel_blocks_per_block(layer) > 1:
         raise RefusedError(why="layout-unsupported", layer=layer["name"])
     if layouts.has_broken_rows(layer, page_bytes(layer)):
-        raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=True)
+        raise RefusedError(why="layout-unsupported", layer=layer["name"])
 
 
 def most_blocks(layer: Json, request: Json) -> int:

@@ -34,7 +34,7 @@ def answer(request: Json) -> Json:
     try:
         return _plan(request)
     except RefusedError as refusal:
-        return {"refused": refusal.facts["why"], "arguable": False, **refusal.facts}
+        return {"refused": refusal.facts["why"], "arguable": False, "short_of_memory": False, **refusal.facts}
 
 
 def _plan(request: Json) -> Json:
@@ -54,8 +54,13 @@ def _plan(request: Json) -> Json:
     grouping["sharing"] = sharing_oracle.settle(grouping, owners, request.get("layered", False))
     plan = blocks_and_bytes(request, grouping)
     sharing_oracle.place(plan, grouping)
-    sharing_oracle.check_layouts(plan, grouping)
-    check_memory(request, plan)
+    try:
+        sharing_oracle.check_layouts(plan, grouping)
+    except RefusedError as refusal:
+        refusal.facts["short_of_memory"] = is_short_of_memory(request, plan)
+        raise
+    if is_short_of_memory(request, plan):
+        raise RefusedError(why="not-enough-memory")
     old = {layer["name"]: layer for layer in before}
     plan["layers"] = {layer["name"]: outcome(layer, old[layer["name"]], grouping) for layer in owners}
     add_sharers(plan, cached)
@@ -275,12 +280,10 @@ def blocks_and_bytes(request: Json, grouping: Json) -> Json:
     }
 
 
-def check_memory(request: Json, plan: Json) -> None:
+def is_short_of_memory(request: Json, plan: Json) -> bool:
     """Memory must hold a block beside the null block; a number of blocks asked for, one request as vLLM counts it."""
-    if "memory_bytes" in request and plan["groups"] and plan["num_blocks"] < 1 + NULL_BLOCKS:
-        raise RefusedError(why="not-enough-memory")
-    if "num_blocks" in request and plan["num_blocks"] < sum(plan["blocks"]):
-        raise RefusedError(why="not-enough-memory")
+    needed = sum(plan["blocks"]) if "num_blocks" in request else 1 + NULL_BLOCKS
+    return bool(plan["groups"]) and plan["num_blocks"] < needed
 
 
 def outcome(layer: Json, before: Json, grouping: Json) -> Json:

@@ -28,7 +28,7 @@ def settle(grouping: Json, layers: list[Json], layered: bool) -> str:
                 # Where the layers do not ask to be packed, regions would do.
                 raise RefusedError(why="layout-unsupported", arguable="packed" not in asked)
             if layouts.has_broken_rows(layer, block_offsets(grouping["slots"])[1]):
-                raise RefusedError(why="layout-unsupported", layer=layer["name"], arguable=True)
+                raise RefusedError(why="layout-unsupported", layer=layer["name"])
         return "packed"
     return "regions"
 

@@ -185,5 +185,5 @@ def test_waste_and_live_bytes_add_up_to_the_request(seed: int) -> None:
     waste = plan.waste
     parts = (waste.live_bytes, waste.padding_bytes, waste.group_rounding_bytes, waste.tail_bytes)
     assert min(parts) >= 0
-    assert sum(parts) == waste.total_bytes == plan.capacity.request_bytes
+    assert sum(parts) == waste.total_bytes == sum(plan.capacity.blocks_per_request or ()) * plan.bytes_per_block
     assert waste.unallocated_bytes + plan.buffer_size_bytes == request["memory_bytes"] or not plan.groups
