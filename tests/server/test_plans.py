@@ -17,7 +17,7 @@ from kvpage.errors import CannotUnify, RateLimited
 from kvpage.plans import Plan
 from kvpage_server.app import create_app
 from kvpage_server.plan_cache import PlanCache
-from kvpage_server.planning import PlanService
+from kvpage_server.planning import MAX_PENDING, PlanService
 from support.api_in_process import in_process, settings_without_worker
 from support.plan_requests import small_request, wide_request
 from support.problems import assert_problem
@@ -217,6 +217,35 @@ async def test_the_loop_answers_while_a_plan_is_computed(run_dir: Path) -> None:
         finish.set()
         assert (await planning).status_code == 201
     assert alive.json() == {"status": "ok"}
+
+
+async def test_while_as_many_plans_as_may_be_are_computed_only_another_one_is_refused(run_dir: Path) -> None:
+    computing, finish = threading.Event(), threading.Event()
+
+    def slow(request: Mapping[str, Any]) -> Plan:
+        if request["num_blocks"] > 100:
+            computing.set()
+            assert finish.wait(60)
+        return kvpage.plan(request)
+
+    def numbered(num_blocks: int) -> dict[str, Any]:
+        return small_request(memory_bytes=None, num_blocks=num_blocks)
+
+    async with in_process(create_app(settings_without_worker(run_dir), planner=slow)) as api:
+        known = await api.post("/v1/plans", json=numbered(100))
+        planning = [asyncio.ensure_future(api.post("/v1/plans", json=numbered(101 + n))) for n in range(MAX_PENDING)]
+        try:
+            assert await asyncio.to_thread(computing.wait, 60)
+            refused = await asyncio.wait_for(api.post("/v1/plans", json=numbered(1000)), 60)
+            again = await api.post("/v1/plans", json=numbered(100))
+            alive = await api.get("/livez")
+            assert not any(task.done() for task in planning)
+        finally:
+            finish.set()  # or the end of the server would wait for the plans
+        assert_problem(refused, "rate-limited")
+        assert (again.content, alive.status_code) == (known.content, 200)
+        assert {(await task).status_code for task in planning} == {201}
+        assert (await api.post("/v1/plans", json=numbered(1000))).status_code == 201
 
 
 async def test_too_many_plans_at_once_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import stat
 import subprocess
@@ -237,6 +238,21 @@ def test_a_caller_that_leaves_mid_body_does_no_harm(shared_service: ApiService) 
     with shared_service.client() as client:
         assert client.plan(small_request()).num_blocks > 0
     assert "Traceback" not in shared_service.log()
+
+
+def test_large_plans_keep_nobody_from_asking_whether_the_server_lives(shared_service: ApiService) -> None:
+    with contextlib.ExitStack() as stack:
+        planning = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(16)]
+        for number, sock in enumerate(planning):
+            body = json.dumps(wide_request(4096 - number)).encode()
+            sock.settimeout(60)
+            sock.connect(str(shared_service.run_directory.api_socket))
+            sock.sendall(POST_PLAN.replace(b"<host>", b"k") + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        client = stack.enter_context(shared_service.client())
+        assert client.health().status == "ready"
+        answered, _, _ = select.select(planning, [], [], 0)
+        assert len(answered) < len(planning), "all plans were made before anybody else was heard"
+        assert {sock.recv(12) for sock in planning} == {b"HTTP/1.1 201"}
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
