@@ -148,7 +148,7 @@ def test_a_pool_from_its_creation_to_its_end(service: ApiService, request_file: 
     with kvpage.attach("mimo", run_dir=where[1], client_name="the engine"):
         shown = run("pools", "show", "mimo", *where)
         assert "held by    the engine" in shown.stdout
-        refused = run("pools", "delete", "mimo", *where)
+        refused = run("pools", "delete", "mimo", "--wait", "0.05", *where)
         assert refused.returncode == 1
         assert refused.stderr.startswith("error conflict: ")
         assert "the engine" in refused.stderr
