@@ -12,12 +12,13 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from kvpage.errors import KvpageError
+from kvpage.errors import KvpageError, NotSupported, shorten
 from kvpage_server.app import create_app
 from kvpage_server.listeners import Listeners
 from kvpage_server.peer_protocol import PeerAwareProtocol
 from kvpage_server.services import Services
 from kvpage_server.settings import Settings, from_command_line
+from kvpage_server.worker_budget import parse_memory
 from kvpage_server.worker_limits import raise_fd_limit
 
 GRACE_S = 10
@@ -42,6 +43,7 @@ def serve(settings: Settings) -> None:
     """Everything that needs the sockets ends in the application's lifespan: uvicorn re-raises the signal after it, so
     no line behind `run` is reached.
     """
+    check_startable(settings)
     raise_fd_limit()  # each pool costs two descriptors here
     listeners = Listeners(settings)
     try:
@@ -52,6 +54,15 @@ def serve(settings: Settings) -> None:
         server.run(listeners.sockets)
     finally:
         listeners.close()
+
+
+def check_startable(settings: Settings) -> None:
+    """Raises at once for what no worker could start with; else the supervisor would try again for ever."""
+    if settings.memory is not None:
+        parse_memory(settings.memory)
+    for device in () if settings.external_workers else settings.devices:
+        if device != "host":
+            raise NotSupported(f"device {shorten(device)}: this version serves host memory only; use --device host")
 
 
 class _Server(uvicorn.Server):

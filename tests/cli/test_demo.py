@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 import kvpage
-from cli.test_commands import run
+from cli.test_commands import COMMAND, run
 from kvpage.cli.demo_models import hybrid, target_and_draft
 from kvpage.cli.demo_pattern import UNTOUCHED, check_pool, owned_blocks, write_pool
 from support.api_service import ApiService
@@ -20,6 +23,18 @@ def test_the_demo_plans_shares_and_checks_two_models() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": equal") == 2
     assert "all values right" in done.stdout
+
+
+def test_a_demo_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
+    """Ended as soon as its server is there: the server, its worker and their folder go with it."""
+    environment = os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "100"}
+    with subprocess.Popen([*COMMAND, "demo", "--memory", "64MiB"], stdout=subprocess.PIPE, env=environment) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline(), "the first line is printed once the server is ready"
+        demo.terminate()
+        demo.stdout.read()
+        assert demo.wait(60) == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(params=[target_and_draft, hybrid], ids=["3:2", "hybrid"])

@@ -283,3 +283,11 @@ def test_without_both_kinds_there_is_nothing_to_align(layers: list[Json]) -> Non
     plain = kvpage.plan(build.request(*layers))
     assert kvpage.plan(build.request(*layers, align_hybrid=True)).layers == plain.layers
     assert kvpage.plan(build.request(*layers, align_hybrid=False)).plan_id == plain.plan_id
+
+
+def test_compressed_rows_are_not_aligned() -> None:
+    rows = build.mla("rows", size=132, dtype="uint8", block_size=256, compress_ratio=4)
+    request = build.request(rows, build.state("state", [[4096]], ["bfloat16"]), align_hybrid=True)
+    with pytest.raises(SpecInvalid) as caught:
+        kvpage.plan(request)
+    assert [fault.pointer for fault in caught.value.errors] == ["/layers/0/compress_ratio"]

@@ -85,6 +85,7 @@ CLAUSES: list[tuple[str, Json, Damage, str]] = [
     ("a buffer with room to spare", TWO, whole(buffer_size_bytes=4096 + 15), "bytes for 4 blocks"),
     ("a sharer of nothing", SHARED, layer("b", kv_sharing_target="c"), "shares the cache of 'c'"),
     ("a sharer of a sharer", SHARED, layer("a", kv_sharing_target="b"), "shares the cache of"),
+    ("a sharer with other blocks", SHARED, layer("b", block_size=7), "shares the cache of 'a' but differs"),
     ("a sharer that lies elsewhere", SHARED, view("b", offset_bytes=2), "shares the cache of 'a' but differs"),
     ("a group without tensors", TWO, layer("b", tensors=()), "has a group or tensors, not both"),
     ("a page smaller than its data", TWO, layer("b", page_size_bytes=511), "pages of 511 bytes for 512 of data"),
