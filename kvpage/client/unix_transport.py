@@ -28,8 +28,8 @@ class UnixTransport(httpx.BaseTransport):
             extensions=request.extensions,
         )
         with _as_httpx_errors():
-            answer = self._pool.handle_request(sent)
-            content = answer.read()
+            with contextlib.closing(self._pool.handle_request(sent)) as answer:  # else its connection stays taken
+                content = answer.read()
         return httpx.Response(answer.status, headers=answer.headers, content=content, extensions=answer.extensions)
 
     def close(self) -> None:
