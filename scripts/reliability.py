@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,20 +58,21 @@ class Row:
 
 
 def main() -> int:
-    rows = [*_worker_rows(), *_api_rows(), *_rows_of_both()]
-    exhausted = list(_exhausted())
     with _folder() as folder:
-        upgrades = upgrade.upgrade_under_load(folder, NUM_UPGRADES)
-    print(upgrades, flush=True)
-    tables = {"kill matrix": _matrix(rows), "exhaustion": _table(exhausted), "upgrade": _upgrade(upgrades)}
-    text = PAGE.read_text()
-    for name, table in tables.items():
-        text = _replaced(text, name, f"{_stamp()}\n\n{table}")
-    PAGE.write_text(text)
-    is_fine = not any(row.lost or row.leaked for row in rows) and all(
-        outcome == "unharmed" for _, outcome, _ in exhausted
-    )
-    return 0 if is_fine else 1
+        _write("upgrade", _upgrade(upgrade.upgrade_under_load(folder, NUM_UPGRADES)))
+    exhausted = list(_exhausted())
+    _write("exhaustion", _table(exhausted))
+    with ThreadPoolExecutor() as threads:  # each row has processes and a folder of its own
+        parts = list(threads.map(lambda part: list(part()), (_worker_rows, _api_rows, _rows_of_both)))
+    rows = [row for part in parts for row in part]
+    _write("kill matrix", _matrix(rows))
+    is_unharmed = all(outcome == "unharmed" for _, outcome, _ in exhausted)
+    return 0 if is_unharmed and not any(row.lost or row.leaked for row in rows) else 1
+
+
+def _write(name: str, table: str) -> None:
+    print(table, flush=True)
+    PAGE.write_text(_replaced(PAGE.read_text(), name, f"{_stamp()}\n\n{table}"))
 
 
 def _worker_rows() -> Iterator[Row]:

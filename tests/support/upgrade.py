@@ -15,6 +15,7 @@ from pathlib import Path
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from support.api_service import ApiService, is_alive
+from support.eventually import until
 from support.plan_requests import small_request
 from support.pools import attach_pool, contents
 
@@ -77,8 +78,7 @@ def upgrade_under_load(run_dir: Path, num_replaced: int) -> Upgrades:
         _replace_under(loads, run_dir, num_replaced)
         with service.client() as client:
             assert client.find_pool("mimo").epoch == pool.epoch
-            names = [holder.client_name for holder in client.find_pool("mimo").holders]
-            assert names == ["steady"], names
+            until(lambda: [holder.client_name for holder in client.find_pool("mimo").holders] == ["steady"])
         assert contents(mapping)[: len(pattern)] == pattern
         mapping.close()
         last = service.worker_pid()
