@@ -80,6 +80,7 @@ def _worker_rows() -> Iterator[Row]:
         operation: partial(_during, kill_matrix.kill_worker_during, operation) for operation in kill_matrix.OPERATIONS
     }
     kills["adopt"] = kill_matrix.kill_worker_during_adoption
+    kills["being replaced"] = kill_matrix.kill_worker_during_replacement
     for operation, kill in kills.items():
         yield _every_step(Row("worker", operation), kill)
 

@@ -31,6 +31,7 @@ def test_the_worker_may_die_at_any_step(scene: Scene, step: int) -> None:
     for operation in OPERATIONS:
         kill_matrix.kill_worker_during(scene, operation, step)
     kill_matrix.kill_worker_during_adoption(scene, step)
+    kill_matrix.kill_worker_during_replacement(scene, step)
 
 
 def test_the_server_may_die_at_any_step(scene: Scene, step: int) -> None:
@@ -65,7 +66,7 @@ def test_the_check_fires_when_both_die_at_once(scene: Scene) -> None:
 def test_a_process_dies_at_the_step_it_is_told(scene: Scene) -> None:
     scene.replace_worker(1)
     scene.await_ready()
-    scene.worker.arm()
+    scene.arm_worker()
     with pytest.raises(KvpageError):
         kill_matrix.attach(scene)
     assert scene.worker.wait() == -9

@@ -19,6 +19,7 @@ from support.eventually import until
 from support.plan_requests import small_request
 from support.pools import attach_pool, contents, export_pool
 from support.remote_client import RemoteClient
+from support.worker_process import WorkerProcess
 
 TEXT = "written before anybody died"
 
@@ -38,7 +39,7 @@ class Scene:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.worker = DyingWorker(run_dir)
+        self.worker: WorkerProcess = DyingWorker(run_dir)
         self.api = DyingApi(run_dir)
         self.engine = RemoteClient()
         with self.client() as client:
@@ -64,6 +65,10 @@ class Scene:
         if not self.api.ended:
             self.api.kill()
         self.api = DyingApi(self.run_dir, step)
+
+    def arm_worker(self) -> None:
+        assert isinstance(self.worker, DyingWorker)
+        self.worker.arm()
 
     def await_ready(self) -> None:
         """Until the server has handed this worker everything."""
@@ -183,7 +188,7 @@ def kill_worker_during(on: Scene, operation: str, step: int) -> Trial:
     on.replace_worker(step)
     on.await_ready()
     prepare(on)
-    on.worker.arm()
+    on.arm_worker()
     done = _attempt(perform, on)
     survived = done and not on.worker.ended
     on.replace_worker()
@@ -197,12 +202,28 @@ def kill_worker_during(on: Scene, operation: str, step: int) -> Trial:
 def kill_worker_during_adoption(on: Scene, step: int) -> Trial:
     os.kill(on.api.pid, signal.SIGSTOP)  # so that nothing is handed over before the steps count
     on.replace_worker(step)
-    on.worker.arm()
+    on.arm_worker()
     os.kill(on.api.pid, signal.SIGCONT)
     with on.client() as client:
         until(lambda: on.worker.ended or [device.worker_pid for device in client.devices()] == [on.worker.pid])
     survived = not on.worker.ended
     on.replace_worker()
+    on.check()
+    on.check_nothing_else()
+    return Trial(survived_the_operation=survived)
+
+
+def kill_worker_during_replacement(on: Scene, step: int) -> Trial:
+    """While it hands everything to a worker that is to replace it; that one serves, or another is started."""
+    on.replace_worker(step)
+    on.await_ready()
+    on.arm_worker()
+    old = on.worker
+    with contextlib.suppress(AssertionError):  # it got too little to serve
+        on.worker = WorkerProcess(on.run_dir, "--replace")
+    survived = old.wait() == 0
+    if on.worker is old:
+        on.replace_worker()
     on.check()
     on.check_nothing_else()
     return Trial(survived_the_operation=survived)
