@@ -56,7 +56,9 @@ def _measure(client: str, num_layers: int, ours: Send, floor: Send) -> None:
         print_table(f"{client}: a known plan of {num_layers} layers", timings, floor=f"empty {method}")
 
 
-def _repeated(send: Send, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Callable[[], object]:
+def _repeated(
+    send: Send, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+) -> Callable[[], object]:
     def turn() -> None:
         for _ in range(REQUESTS_PER_TURN):
             send(method, path, body, headers)

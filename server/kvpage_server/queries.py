@@ -11,7 +11,7 @@ from kvpage_server.plan_cache import Form
 
 MAX_WAIT_S = 30.0
 
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_SECONDS = re.compile(r"[0-9]{1,64}(\.[0-9]{1,64})?([eE][+-]?[0-9]{1,3})?")  # a number as JSON has it
 
 
 def known_query(request: Request, *names: str) -> dict[str, str]:

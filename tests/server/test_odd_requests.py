@@ -67,7 +67,7 @@ async def test_a_query_parameter_nobody_knows_is_refused(api: httpx.AsyncClient,
 
 @asynchronous
 @pytest.mark.parametrize(
-    "wait", ["-1", "x", "nan", "", "inf", "1e3", "1_0", " 5", "+5", "0x1", "5s", "%D9%A3", "%ff", "1" * 500, "5%00"]
+    "wait", ["-1", "x", "nan", "", "inf", "1e", "1_0", " 5", "+5", "0x1", "5s", "%D9%A3", "%ff", "1" * 500, "5%00"]
 )
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 async def test_a_wait_is_a_plain_number(api: httpx.AsyncClient, method: str, wait: str) -> None:

@@ -240,15 +240,15 @@ def test_a_caller_that_leaves_mid_body_does_no_harm(shared_service: ApiService) 
     assert "Traceback" not in shared_service.log()
 
 
-def test_large_plans_keep_nobody_from_asking_whether_the_server_lives(shared_service: ApiService) -> None:
+def test_large_plans_keep_nobody_from_asking_whether_the_server_lives(service: ApiService) -> None:
     with contextlib.ExitStack() as stack:
         planning = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(16)]
         for number, sock in enumerate(planning):
             body = json.dumps(wide_request(4096 - number)).encode()
             sock.settimeout(60)
-            sock.connect(str(shared_service.run_directory.api_socket))
+            sock.connect(str(service.run_directory.api_socket))
             sock.sendall(POST_PLAN.replace(b"<host>", b"k") + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-        client = stack.enter_context(shared_service.client())
+        client = stack.enter_context(service.client())
         assert client.health().status == "ready"
         answered, _, _ = select.select(planning, [], [], 0)
         assert len(answered) < len(planning), "all plans were made before anybody else was heard"
