@@ -9,7 +9,7 @@ import httpcore
 import httpx
 
 from kvpage.client.calls import Request
-from kvpage.errors import DeviceUnavailable, KvpageError, PermissionDenied
+from kvpage.errors import DeviceUnavailable, KvpageError, PermissionDenied, SpecInvalid, shorten
 from kvpage.run_directory import RunDirectory
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -30,6 +30,8 @@ class Address:
     def of(cls, url: str | None, run_dir: str | None, token: str | None, timeout_s: float) -> Self:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         if url is not None:
+            if not url.startswith(("http://", "https://")):
+                raise SpecInvalid(f"url {shorten(url)!r} does not begin with http:// or https://")
             return cls(place=url, url=url, socket_path=None, headers=headers, timeout_s=timeout_s)
         path = str(RunDirectory.default(run_dir).api_socket)
         headers["Accept-Encoding"] = "identity"  # compressing costs more than a local socket saves

@@ -25,6 +25,7 @@ from kvpage.errors import (
     PermissionDenied,
     PoolNotFound,
     ProtocolError,
+    SpecInvalid,
     TooLarge,
 )
 from support.blocking_client import BOTH_CLIENTS
@@ -272,3 +273,9 @@ def test_permission_is_denied_by_its_code(kind: type[Client]) -> None:
     problem = {"code": "permission-denied", "detail": "no"}
     with answering(kind, httpx.Response(403, json=problem)) as (client, _), pytest.raises(PermissionDenied):
         client.pools()
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8411", "localhost", "foo://x", ""])
+def test_a_url_names_its_scheme(url: str) -> None:
+    with pytest.raises(SpecInvalid, match="http://"):
+        Client(url)
