@@ -118,6 +118,8 @@ def test_a_port_in_use_is_refused_and_nothing_is_left(no_leaks: None, run_dir: P
         (["--token-file", "/nonexistent", "--port", "0"], "cannot be read"),
         (["--group", "no-such-group-here"], "no group"),
         (["--device", "/etc"], "not a device name"),
+        (["--device", "cuda:0"], "host memory only"),
+        (["--memory", "lots"], "neither a size"),
     ],
 )
 def test_what_cannot_be_served_is_refused(no_leaks: None, run_dir: Path, arguments: list[str], reason: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -19,6 +21,7 @@ import kvpage
 from kvpage.client.http import Client
 from kvpage.client.resources import Device, Pool
 from kvpage.errors import DeviceUnavailable, PoolNotFound, WorkerLost
+from kvpage.run_directory import RunDirectory
 from kvpage.wire.messages import DescribeDevice, DeviceState
 from support.api_service import ApiService, is_alive, kill_process, run_refused, worker_pids
 from support.eventually import until
@@ -266,13 +269,17 @@ def test_a_second_server_is_refused(service: ApiService) -> None:
 
 
 def test_a_worker_that_cannot_start_is_reported(no_leaks: None, run_dir: Path) -> None:
-    with ApiService(run_dir, "--device", "cuda:0", wait_ready=False) as service, service.client() as client:
+    lock = RunDirectory(run_dir).worker_lock("host")
+    with contextlib.ExitStack() as stack:
+        fcntl.flock(stack.enter_context(lock.open("w")), fcntl.LOCK_EX)
+        service = stack.enter_context(ApiService(run_dir, wait_ready=False))
+        client = stack.enter_context(service.client())
         until(lambda: answers(client))
         device = until(lambda: next((device for device in client.devices() if device.state == "lost"), None))
         assert "status 1" in device.detail
-        assert "host memory only" in device.detail
+        assert "already serves device host" in device.detail
         with pytest.raises(DeviceUnavailable):
-            client.create_pool(small_request(), name="mimo", device="cuda:0", wait_s=0)
+            client.create_pool(small_request(), name="mimo", wait_s=0)
 
 
 def test_a_worker_that_was_replaced_by_hand_may_die_too(service: ApiService, engine: RemoteClient) -> None:
