@@ -140,4 +140,3 @@ def _bodies(plan: Plan) -> dict[str, Any]:
         "Plan": msgspec.json.decode(plan.to_json()),
         **{name: msgspec.to_builtins(value) for name, value in answers.items()},
     }
-
