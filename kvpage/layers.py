@@ -9,7 +9,8 @@ from typing import Literal
 
 from kvpage.backends import AttentionLayout, KernelBlockSizes
 from kvpage.errors import FieldError, LayoutUnsupported
-from kvpage.specs import LatentSpec, LayerSpec
+from kvpage.latent_specs import LatentSpec
+from kvpage.specs import LayerSpec
 
 Arrangement = Literal["regions", "packed", "interleaved"]
 """How layers share the buffer: a region for each; side by side in every block; interleaved among a block's heads."""

@@ -15,7 +15,8 @@ from kvpage.errors import FieldError, NotSupported, SpecInvalid, shorten
 from kvpage.layers import BackendLayout, Layer
 from kvpage.pointers import located
 from kvpage.request_backends import RequestModel, Size
-from kvpage.request_layers import AnyLayer, LayerEntry
+from kvpage.request_kinds import AnyLayer
+from kvpage.request_layers import LayerEntry
 from kvpage.specs import LayerSpec, Lengths
 
 MAX_LAYERS = 4096

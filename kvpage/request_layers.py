@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    Discriminator,
     Field,
     StrictBool,
     StrictInt,
@@ -32,7 +31,6 @@ from kvpage.dtypes import item_size_bytes
 from kvpage.errors import FieldError, LayoutUnsupported, SpecInvalid, shorten
 from kvpage.layers import BackendLayout
 from kvpage.request_backends import (
-    MAX_RANK,
     AnyBackend,
     KernelBlockSize,
     KernelMultiple,
@@ -41,16 +39,12 @@ from kvpage.request_backends import (
     WrittenBackend,
     kernel_block_sizes,
 )
+from kvpage.rows import VALUES_PER_SCALE
 from kvpage.specs import (
-    DS_MLA_ROW_BYTES,
-    VALUES_PER_SCALE,
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     LayerSpec,
-    MambaSpec,
-    MLAAttentionSpec,
-    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 
@@ -138,7 +132,7 @@ def _checked_name(name: str) -> str:
     return name
 
 
-class _AttentionBase(LayerEntry):
+class AttentionEntry(LayerEntry):
     num_kv_heads: Size = 1
     head_size: Size
     dtype: StrictStr
@@ -218,7 +212,7 @@ class _AttentionBase(LayerEntry):
         return default_backend(kind, same_widths=len(set(self.widths())) == 1, kv_quant=self.kv_quant)
 
 
-class _KeyValueBase(_AttentionBase):
+class _KeyValueBase(AttentionEntry):
     num_kv_heads: Size
     head_size_v: Size | None = None
 
@@ -280,80 +274,7 @@ class CrossAttentionLayer(_KeyValueBase):
         return CrossAttentionSpec(**self._sizes(block_size))
 
 
-class _LatentBase(_AttentionBase):
-    page_alignment_bytes: Size | None = None
-    compress_ratio: Size = 1
-
-    def check_fields(self) -> None:
-        super().check_fields()
-        if self.kv_quant == "fp8_ds_mla" and self.head_size not in DS_MLA_ROW_BYTES:
-            raise SpecInvalid(f"fp8_ds_mla rows exist for head_size {list(DS_MLA_ROW_BYTES)}, not {self.head_size}")
-        if self.compress_ratio > 1 and self.block_size is None:
-            raise SpecInvalid("give block_size with compress_ratio: a multiple of it, in tokens")
-
-    def _sizes(self, block_size: int) -> dict[str, Any]:
-        return {
-            "block_size": block_size,
-            "page_size_padded": self.page_size_padded,
-            "num_kv_heads": self.num_kv_heads,
-            "head_size": self.head_size,
-            "dtype": self.dtype,
-            "kv_quant": self.kv_quant,
-            "page_alignment_bytes": self.page_alignment_bytes,
-            "compress_ratio": self.compress_ratio,
-        }
-
-
-class SlidingWindowMLALayer(_LatentBase):
-    kind: Literal["sliding_window_mla"]
-    sliding_window: Size
-
-    def spec(self, block_size: int) -> SlidingWindowMLASpec:
-        return SlidingWindowMLASpec(**self._sizes(block_size), sliding_window=self.sliding_window)
-
-
-class MLAAttentionLayer(_LatentBase):
-    kind: Literal["mla_attention"]
-
-    def spec(self, block_size: int) -> MLAAttentionSpec:
-        return MLAAttentionSpec(**self._sizes(block_size))
-
-
-StateShape = Annotated[tuple[Size, ...], Field(max_length=MAX_RANK, fail_fast=True)]
-
-
-class MambaLayer(LayerEntry):
-    """Any recurrent state: its tensors lie one after the other in a page."""
-
-    kind: Literal["mamba"]
-    shapes: Annotated[tuple[StateShape, ...], Field(min_length=1, max_length=64, fail_fast=True)]
-    dtypes: Annotated[tuple[StrictStr, ...], Field(min_length=1, max_length=64, fail_fast=True)]
-    num_speculative_blocks: Annotated[StrictInt, Field(ge=0, le=1024)] = 0
-
-    @field_validator("dtypes")
-    @classmethod
-    def _dtypes_are_known(cls, dtypes: tuple[str, ...]) -> tuple[str, ...]:
-        for dtype in dtypes:
-            item_size_bytes(dtype)
-        return dtypes
-
-    def check_fields(self) -> None:
-        if len(self.shapes) != len(self.dtypes):
-            raise SpecInvalid(
-                f"shapes has {len(self.shapes)} entries, dtypes {len(self.dtypes)}; give one dtype per state"
-            )
-
-    def spec(self, block_size: int) -> MambaSpec:
-        return MambaSpec(
-            block_size=block_size,
-            page_size_padded=self.page_size_padded,
-            shapes=self.shapes,
-            dtypes=self.dtypes,
-            num_speculative_blocks=self.num_speculative_blocks,
-        )
-
-
-class EncoderOnlyAttentionLayer(_AttentionBase):
+class EncoderOnlyAttentionLayer(AttentionEntry):
     """Attention over the prompt only: keeps no cache."""
 
     kind: Literal["encoder_only_attention"]
@@ -363,16 +284,3 @@ class EncoderOnlyAttentionLayer(_AttentionBase):
 
     def spec(self, block_size: int) -> None:
         return None
-
-
-AnyLayer = Annotated[
-    FullAttentionLayer
-    | SlidingWindowLayer
-    | ChunkedLocalAttentionLayer
-    | MLAAttentionLayer
-    | SlidingWindowMLALayer
-    | CrossAttentionLayer
-    | MambaLayer
-    | EncoderOnlyAttentionLayer,
-    Discriminator("kind"),
-]

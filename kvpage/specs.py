@@ -14,34 +14,13 @@ from typing import ClassVar, Self
 
 from kvpage.dtypes import item_size_bytes
 from kvpage.errors import SpecInvalid
+from kvpage.rows import row_bytes
 
-SCALE_BYTES = 4  # a float32 scale per token and head, inside the row (vLLM 0.24.0, kv_quant_utils)
-DS_MLA_ROW_BYTES = {576: 656, 512: 584}
-"""Bytes of an fp8_ds_mla row by head size: DeepSeek V3.2, and V4 (448 NoPE + 128 RoPE + 8 scales); vLLM 0.24.0."""
 MAX_BYTES = 2**62  # no size, offset or buffer is larger, so every sum of two fits a signed 64-bit integer
 
 
 def ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
-
-
-def row_bytes(head_size: int, dtype: str, kv_quant: str | None) -> int:
-    """Bytes of one head's row of one token, scales included; `head_size` must be a multiple of what shares a scale.
-
-    4-bit values are packed two a byte: int4 without scales, nvfp4 with one scale byte for 16 values, mxfp4 for 32.
-    int8 and fp8 per token and head keep a float32 scale at the end of the row.
-    """
-    if kv_quant == "fp8_ds_mla":
-        return DS_MLA_ROW_BYTES[head_size]
-    if kv_quant in VALUES_PER_SCALE:
-        values = VALUES_PER_SCALE[kv_quant]
-        return head_size // 2 + (head_size // values if values else 0)
-    scale = SCALE_BYTES if kv_quant else 0
-    return head_size * item_size_bytes(dtype) + scale
-
-
-VALUES_PER_SCALE = {"int4": 0, "nvfp4": 16, "mxfp4": 32}
-"""4-bit formats; 0: the scales are kept elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,89 +227,6 @@ class CrossAttentionSpec(AttentionSpec):
 
     def max_tokens_held(self, lengths: Lengths) -> int:
         return lengths.max_num_encoder_input_tokens
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentSpec(LayerSpec):
-    """One latent row, no V: rows × num_kv_heads × row bytes, the page rounded up to `page_alignment_bytes`.
-
-    With `compress_ratio` r a row stands for r tokens, so that a block of b tokens stores b / r rows.
-    """
-
-    num_kv_heads: int = 1
-    head_size: int
-    dtype: str
-    kv_quant: str | None = None
-    page_alignment_bytes: int | None = None
-    compress_ratio: int = 1
-
-    @property
-    def storage_block_size(self) -> int:
-        return self.block_size // self.compress_ratio
-
-    @cached_property
-    def row_bytes(self) -> int:
-        """Bytes of one stored row of one head."""
-        return row_bytes(self.head_size, self.dtype, self.kv_quant)
-
-    @cached_property
-    def real_page_size_bytes(self) -> int:
-        return self.storage_block_size * self.num_kv_heads * self.row_bytes
-
-    @cached_property
-    def page_alignment(self) -> int:
-        return lcm(*self.item_sizes_bytes, self.page_alignment_bytes or 1)
-
-    @cached_property
-    def item_sizes_bytes(self) -> tuple[int, ...]:
-        return (item_size_bytes(self.dtype),)
-
-    def symbols(self) -> dict[str, int]:
-        return {
-            "block_size": self.storage_block_size,
-            "num_kv_heads": self.num_kv_heads,
-            "head_size": self.head_size,
-            "row_size": self.row_bytes // item_size_bytes(self.dtype),
-        }
-
-    def check(self) -> None:
-        if self.block_size % self.compress_ratio:
-            raise SpecInvalid(
-                f"block_size {self.block_size} is not a multiple of compress_ratio {self.compress_ratio}; "
-                f"a block stores whole rows"
-            )
-        LayerSpec.check(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLAAttentionSpec(LatentSpec):
-    """Every token is kept."""
-
-    kind: ClassVar[str] = "mla_attention"
-
-    @cached_property
-    def lifecycle(self) -> tuple[object, ...]:
-        return ("full",)
-
-    def max_tokens_held(self, lengths: Lengths) -> int:
-        return lengths.max_model_len
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlidingWindowMLASpec(LatentSpec):
-    kind: ClassVar[str] = "sliding_window_mla"
-    sliding_window: int
-    """Tokens a query sees, itself included."""
-
-    @cached_property
-    def lifecycle(self) -> tuple[object, ...]:
-        return ("sliding_window_mla", self.sliding_window)
-
-    def max_blocks(self, lengths: Lengths) -> int:
-        return LayerSpec.max_blocks(self, lengths) + 1
-
-    def max_tokens_held(self, lengths: Lengths) -> int:
-        return min(self.sliding_window - 1 + lengths.max_num_batched_tokens, lengths.max_model_len)
 
 
 @dataclass(frozen=True, kw_only=True)

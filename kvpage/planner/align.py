@@ -10,10 +10,11 @@ from dataclasses import replace
 from math import gcd, lcm
 
 from kvpage.errors import SpecInvalid
+from kvpage.latent_specs import LatentSpec
 from kvpage.layers import Layer
 from kvpage.planner.unify import Decided
 from kvpage.plans import Decision
-from kvpage.specs import LatentSpec, LayerSpec, ceil_div
+from kvpage.specs import LayerSpec, ceil_div
 
 MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from kvpage.latent_specs import SlidingWindowMLASpec
 from kvpage.layers import Layer
 from kvpage.planner.demand import capacity, waste
 from kvpage.planner.groups import Group, Grouping
 from kvpage.planner.placement import Placement, ViewMaker, place_slots
 from kvpage.plans import GroupPlan, LayerPlan, Plan, TensorView, canonical_id
 from kvpage.request import PlanRequest
-from kvpage.specs import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec
+from kvpage.specs import ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
 NO_CACHE_REASON = "keeps no cache: attends to the prompt only"
 

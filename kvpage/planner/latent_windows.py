@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from kvpage.errors import CannotUnify, LayoutUnsupported
+from kvpage.latent_specs import SlidingWindowMLASpec
 from kvpage.layers import Layer
 from kvpage.planner.groups import Group, Grouping, deal
 from kvpage.planner.unify import Decided
-from kvpage.specs import LayerSpec, SlidingWindowMLASpec, ceil_div
+from kvpage.specs import LayerSpec, ceil_div
 
 
 def group_latent_windows(layers: Sequence[Layer]) -> Grouping:

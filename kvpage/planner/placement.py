@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpage.dtypes import item_size_bytes
+from kvpage.latent_specs import LatentSpec
 from kvpage.layers import BackendLayout, Layer, kernel_block_size, logical_shape
 from kvpage.planner.groups import Grouping
 from kvpage.plans import TensorView
-from kvpage.specs import AttentionSpec, LatentSpec, LayerSpec, MambaSpec
+from kvpage.specs import AttentionSpec, LayerSpec, MambaSpec
 from kvpage.strides import dense_strides, inverse, permute
 
 
