@@ -54,10 +54,14 @@ def served() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="kvp-") as folder, WorkerProcess(Path(folder), "--memory", "64MiB"):
         app = create_app(Settings(run_directory=RunDirectory(Path(folder)), external_workers=True))
         LATE.app = CalledBy(app, OWN_CALLER)
-        with asgi.get_client(cast(Any, LATE)) as client:
-            until(lambda: client.get("/readyz").ok)
+        until(is_ready)
         yield
         asgi.shutdown_lifespans()
+
+
+def is_ready() -> bool:
+    with asgi.get_client(cast(Any, LATE)) as client:
+        return bool(client.get("/readyz").ok)
 
 
 # A schema cannot say which layers go together or which devices there are: these may refuse what it allows.
@@ -73,7 +77,11 @@ def check(case: schemathesis.Case[Any], response: schemathesis.Response) -> None
 @DESCRIBED.parametrize()
 @settings(max_examples=10, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_as_described(case: schemathesis.Case[Any]) -> None:
-    check(case, case.call())
+    response = case.call()
+    if response.status_code == 503:  # a machine so busy that worker and API lost each other for a moment
+        until(is_ready)
+        response = case.call()
+    check(case, response)
 
 
 class Workflow(DESCRIBED.as_state_machine()):  # type: ignore[misc]  # its class is made at run time

@@ -204,8 +204,12 @@ def test_a_client_that_never_reads_is_closed_and_its_holds_end(run_dir: Path) ->
         assert bystander.ask(messages.ListPools(), messages.PoolList).pools[0].holders == []
 
 
-def test_a_client_that_reads_late_but_reads_gets_every_reply(worker: WorkerProcess) -> None:
-    with worker.client() as creator, RawClient(worker.socket_path) as client:
+def test_a_client_that_reads_late_but_reads_gets_every_reply(run_dir: Path) -> None:
+    with (
+        WorkerThread(run_dir, limits=Limits(stall_s=60)) as worker,
+        worker.client() as creator,
+        RawClient(worker.socket_path) as client,
+    ):
         for number in range(20):
             create_pool(creator, f"{number}" + "n" * 250, size_bytes=4096)
         ids = [client.send(messages.ListPools()) for _ in range(200)]  # replies of 9 kB: more than the queue takes
