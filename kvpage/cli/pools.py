@@ -10,6 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvpage.cli.files import read_request
 from kvpage.cli.sizes import format_bytes
@@ -63,7 +64,7 @@ def list_pools(run_dir: RunDir = None, url: Url = None, token_file: TokenFile = 
     table = Table("pool", "device", "state", "bytes", "holders", "plan", box=SIMPLE_HEAD, pad_edge=False)
     for pool in pools:
         size = format_bytes(pool.buffer_size_bytes)
-        table.add_row(pool.name, pool.device, pool.state, size, str(pool.num_holders), pool.plan_id[:19])
+        table.add_row(Text(pool.name), pool.device, pool.state, size, str(pool.num_holders), pool.plan_id[:19])
     Console(highlight=False).print(table)
 
 
@@ -95,14 +96,14 @@ def delete(
     with _client(run_dir, url, token_file) as client:
         pool = client.find_pool(name, device)
         client.delete_pool(pool.id, wait_s=wait_s)
-    Console(highlight=False, stderr=True).print(f"deleted {pool.name} on {pool.device}")
+    Console(highlight=False, stderr=True, markup=False).print(f"deleted {pool.name} on {pool.device}")
 
 
 def _print(pool: Pool, as_json: bool) -> None:
     if as_json:
         typer.echo(msgspec.json.encode(pool))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"pool       {pool.name} ({pool.id})")
     console.print(f"device     {pool.device}")
     console.print(f"state      {pool.state}")

@@ -160,6 +160,16 @@ def test_a_pool_from_its_creation_to_its_end(service: ApiService, request_file: 
     assert gone.stderr.startswith("error pool-not-found: ")
 
 
+def test_names_are_printed_as_they_are(service: ApiService, request_file: str) -> None:
+    """Brackets in a name are no instruction to the terminal."""
+    where = ("--run-dir", str(service.run_directory.path))
+    name = "[red]pool[/red]"
+    assert run("pools", "create", request_file, "--name", name, *where).returncode == 0
+    assert f"{name} (" in run("pools", "show", name, *where).stdout
+    assert name in run("pools", "list", *where).stdout
+    assert f"deleted {name}" in run("pools", "delete", name, *where).stderr
+
+
 def test_without_a_service_the_error_says_how_to_start_one(run_dir: Path) -> None:
     done = run("pools", "list", "--run-dir", str(run_dir))
     assert done.returncode == 1
