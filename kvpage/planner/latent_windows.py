@@ -71,15 +71,16 @@ def _split(layers: Sequence[Layer]) -> tuple[dict[str, LayerSpec], list[dict[str
 
 def _fitted(layer: Layer, spec: LayerSpec, pages: set[int]) -> Decided:
     """Padded to the smallest page of the full rows that holds it."""
-    larger = [page for page in pages if page >= spec.page_size_bytes and page % spec.page_alignment == 0]
+    larger = [page for page in pages if page >= spec.page_size_bytes]
     if larger and min(larger) == spec.page_size_bytes:
         return Decided(spec, "co_group", f"page of {spec.page_size_bytes:,} bytes is one of the full rows' pages")
     target = min(larger, default=max(pages))
-    if not larger or layer.backend is None or not layer.backend.can_pad(spec, target):
+    is_whole = target % spec.page_alignment == 0
+    if not larger or not is_whole or layer.backend is None or not layer.backend.can_pad(spec, target):
         detail = (
             f"layer {layer.name!r} has pages of {spec.page_size_bytes} bytes, the full latent rows have "
             f"{sorted(pages)}, and its pages cannot be padded to one of those; use a backend that reads pages by "
-            f"block stride, or a smaller block size"
+            f"block stride, a smaller block size, or sizes whose pages hold whole items"
         )
         facts = {"layer": layer.name, "page_size_bytes": spec.page_size_bytes, "largest_page_size_bytes": max(pages)}
         raise CannotUnify(detail, details=facts, errors=[layer.fault(detail)])
