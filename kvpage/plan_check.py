@@ -16,7 +16,7 @@ from kvpage.errors import InternalError
 from kvpage.strides import is_nested, span
 
 if TYPE_CHECKING:
-    from kvpage.plans import LayerPlan, Plan, TensorView
+    from kvpage.plans import GroupPlan, LayerPlan, Plan, TensorView
 
 
 MAX_GAP_BYTES = 7  # between two regions, so that the second begins at a multiple of its item size
@@ -67,6 +67,8 @@ def _check_totals(plan: Plan) -> None:
     for index, group in enumerate(plan.groups):
         for name in group.layers:
             _require(plan.layers[name].group == index, f"layer {name!r} is listed in group {index} but names another")
+    for index, group in enumerate(plan.groups):
+        _check_group(index, group)
     _require(all(name == layer.name for name, layer in plan.layers.items()), "a layer is listed under another name")
     blocks_bytes = plan.num_blocks * plan.bytes_per_block
     gaps = plan.buffer_size_bytes - blocks_bytes
@@ -74,6 +76,13 @@ def _check_totals(plan: Plan) -> None:
         plan.num_blocks >= 1 and 0 <= gaps <= MAX_GAP_BYTES * len(plan.layers),
         f"buffer of {plan.buffer_size_bytes} bytes for {plan.num_blocks} blocks of {plan.bytes_per_block}",
     )
+
+
+def _check_group(index: int, group: GroupPlan) -> None:
+    """What a group states must be able to be true. One block is one slab: nothing here proves other plans."""
+    _require(group.blocks_per_slab == 1, f"group {index} has {group.blocks_per_slab} blocks in a slab")
+    sizes = (group.block_size, group.page_size_bytes, group.sliding_window or 1, group.attention_chunk_size or 1)
+    _require(min(sizes) >= 1 and group.block_stride_bytes >= 0, f"group {index} states sizes below 1: {sizes}")
 
 
 def _check_sharing(layer: LayerPlan, plan: Plan) -> None:
@@ -127,6 +136,10 @@ def _check_views(
             pattern = known[key] = _check_pattern(name, view, num_blocks)
         footprints.append(_check_place(name, view, group, pattern, buffer_size_bytes))
         held += pattern.block_bytes
+    _require(
+        all(view.stride is None or layer.page_size_bytes <= view.stride for view in footprints),
+        f"layer {layer.name!r} states pages of {layer.page_size_bytes} bytes, more than its blocks are apart",
+    )
     real = layer.real_page_size_bytes
     _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
     return footprints

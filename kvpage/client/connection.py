@@ -131,7 +131,7 @@ class Connection:
         self._kinds: dict[str, MemoryKind] = {HostMemory.handle_kind: HostMemory()}
         self._plans: OrderedDict[str, PlannedViews] = OrderedDict()
         self._plan_ids: dict[str, str] = {}  # by pool name, as last seen
-        self._holds: set[int] = set()
+        self._users: set[object] = set()  # hold ids, and a token for each attach in progress
         self._closing = False
 
     @property
@@ -163,8 +163,18 @@ class Connection:
         owned: bool = False,
     ) -> Attachment:
         """As `kvpage.attach`, over this connection. `owned`: the connection ends with the attachment."""
-        if self._closing:
-            raise StaleHandle(f"the connection to the worker of {self.device} is closed; connect again")
+        attaching = object()
+        self._users.add(attaching)  # before the look at `_closing`, which `close` sets before it looks at the users
+        try:
+            if self._closing:
+                raise StaleHandle(f"the connection to the worker of {self.device} is closed; connect again")
+            return self._attach(name, plan_id, epoch, wrap, owned=owned)
+        finally:
+            self._users.discard(attaching)
+            if self._closing:
+                self._close_when_unused()
+
+    def _attach(self, name: str, plan_id: str | None, epoch: str | None, wrap: Wrap, *, owned: bool) -> Attachment:
         known = self._plans.get(self._plan_ids.get(name, ""))
         request = messages.Attach(
             name=name, plan_id=plan_id, epoch=epoch, known_plan_id=known.plan.plan_id if known else None
@@ -182,7 +192,7 @@ class Connection:
             attachment = Attachment(views, attached.pool, mapping, wrap, lambda: self._client.ended)
             undo.pop_all()
         self._plan_ids[name] = attached.pool.plan_id
-        self._holds.add(attached.hold_id)
+        self._users.add(attached.hold_id)
         mapping.on_unmapped(self._released(attached.hold_id))
         if owned:
             self._closing = True
@@ -230,7 +240,7 @@ class Connection:
 
     def _released(self, hold_id: int) -> Callable[[], None]:
         def tell_worker() -> None:
-            self._holds.discard(hold_id)
+            self._users.discard(hold_id)
             self._client.send_later(messages.Detach(hold_id=hold_id))
             if self._closing:
                 self._close_when_unused()
@@ -238,7 +248,7 @@ class Connection:
         return tell_worker
 
     def _close_when_unused(self) -> None:
-        if not self._holds:
+        if not self._users:
             self._client.close()
 
 

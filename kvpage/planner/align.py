@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd, lcm
 
-from kvpage.errors import SpecInvalid
+from kvpage.errors import FieldError, SpecInvalid
 from kvpage.latent_specs import LatentSpec
 from kvpage.layers import Layer
 from kvpage.planner.unify import Decided
 from kvpage.plans import Decision
-from kvpage.specs import LayerSpec, ceil_div
+from kvpage.specs import MAX_BYTES, LayerSpec, ceil_div
 
 MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
 
@@ -35,6 +35,9 @@ def align_hybrid(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     target = [pair for pair in attention if not pair[0].draft] or attention
     token_bytes = min(spec.real_page_size_bytes // spec.block_size for _, spec in target)
     block = _aligned_block_size(attention, target, states, token_bytes)
+    if block > MAX_BYTES // max(spec.real_page_size_bytes for _, spec in attention):
+        detail = "align_hybrid finds no block with a page below 2^62 bytes; use kernel block sizes with more in common"
+        raise SpecInvalid(detail, errors=[FieldError("/align_hybrid", detail)])
     return tuple(_aligned(layer, block, block * token_bytes) for layer in layers)
 
 

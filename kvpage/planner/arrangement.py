@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvpage.errors import LayoutUnsupported
-from kvpage.layers import BackendLayout, Layer, check_can_pad, logical_shape
+from kvpage.layers import BackendLayout, Layer, check_layouts, logical_shape
 from kvpage.planner.groups import Grouping
 from kvpage.specs import LayerSpec
 from kvpage.strides import permute
@@ -18,6 +18,9 @@ def arrange(grouping: Grouping, layers: Sequence[Layer], *, layered: bool) -> Gr
     `layered`: one cross-layer buffer by the backend's layered stride order. Raises `LayoutUnsupported`.
     """
     with_backend = [layer for layer in layers if layer.backend is not None and layer.spec is not None]
+    # What fitted the layer as it was asked for must fit the block and page that it was given.
+    decided = ((layer, grouping.decided[layer.name].spec) for layer in with_backend)
+    check_layouts([replace(layer, spec=spec) for layer, spec in decided if spec is not layer.spec])
     if layered:
         return _interleaved(grouping, with_backend, layers, "layered is true")
     asked = {layer.backend.arrangement: layer for layer in with_backend if layer.backend is not None}
@@ -31,24 +34,12 @@ def arrange(grouping: Grouping, layers: Sequence[Layer], *, layered: bool) -> Gr
         return _interleaved(grouping, with_backend, layers, "its layout puts heads outside the layers")
     if "packed" in asked or grouping.arrangement == "packed":
         return _packed(grouping, by_name)
-    _check_padding(grouping, by_name)
     _check_sharing(grouping, by_name)
     return grouping
 
 
 def _refuse(layer: Layer, detail: str) -> None:
     raise LayoutUnsupported(detail, errors=[layer.fault(detail, "backend")])
-
-
-def _check_padding(grouping: Grouping, layers: Mapping[str, Layer]) -> None:
-    """What scaling left of a page that was padded before must be legal for the larger block as well."""
-    for name, choice in grouping.decided.items():
-        backend = layers[name].backend
-        if backend is not None and choice.spec.page_size_bytes != choice.spec.real_page_size_bytes:
-            try:
-                check_can_pad(choice.spec, backend)
-            except LayoutUnsupported as error:
-                _refuse(layers[name], f"layer {name!r}: {error.message}")
 
 
 def _packed(grouping: Grouping, layers: Mapping[str, Layer]) -> Grouping:

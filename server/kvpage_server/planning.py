@@ -98,6 +98,19 @@ class PlanService:
         """The whole plan, unless it is forgotten."""
         return self._cache.get(Representation(plan_id))
 
+    async def recall(self, plan_id: str, plan_json: bytes) -> None:
+        """Remember what a worker keeps as a plan, if it is one: who makes a pool there names its plan freely.
+
+        Raises `PlanNotFound`.
+        """
+        try:
+            proven = await self.in_thread(lambda: Plan.from_json(plan_json))
+        except SpecInvalid as error:
+            raise PlanNotFound(f"a pool names plan {shorten(plan_id)}, but what it keeps is none") from error
+        if proven.plan_id != plan_id:
+            raise PlanNotFound(f"a pool names plan {shorten(plan_id)}, but keeps another")
+        self.remember(plan_id, plan_json)
+
     def remember(self, plan_id: str, plan_json: bytes) -> None:
         self._cache.put(Representation(plan_id), plan_json)
 

@@ -42,7 +42,7 @@ async def get_plan(request: Request, plan_id: str) -> Response:
     try:
         answer = await services.plans.answer(wanted)
     except PlanNotFound:
-        services.plans.remember(plan_id, await services.pools.plan(plan_id))  # a plan in use is never forgotten
+        await services.plans.recall(plan_id, await services.pools.plan(plan_id))  # a plan in use is never forgotten
         answer = await services.plans.answer(wanted)
     if _has_already(request, answer.representation):
         return PlanResponse(answer, 304)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kvpage
+from kvpage.client.views import wrap_host
 from kvpage.errors import (
     DeviceUnavailable,
     NotFound,
@@ -20,6 +21,7 @@ from kvpage.errors import (
     StaleHandle,
     WorkerLost,
 )
+from kvpage.memory.base import Mapping
 from kvpage.plans import Plan
 from kvpage.wire import messages
 from support.leaks import Holdings
@@ -227,3 +229,17 @@ def test_a_forked_child_is_told_to_attach_again(worker: WorkerProcess) -> None:
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 42
         kv.tensor("target.0").fill_(1)
+
+
+def test_a_connection_closed_in_the_middle_of_an_attach_stays_until_the_attachment_ends(worker: WorkerProcess) -> None:
+    pool_id = make_pool(worker, kvpage.plan(small_request()))
+    connection = kvpage.connect(run_dir=str(worker.run_directory.path))
+
+    def close_first(mapping: Mapping) -> torch.Tensor:
+        connection.close()  # as another thread would, when the worker has answered and the attachment is not made yet
+        return wrap_host(mapping)
+
+    kv = connection.attach("mimo", wrap=close_first)
+    assert num_holders(worker, pool_id) == 1
+    kv.close()
+    assert num_holders(worker, pool_id) == 0

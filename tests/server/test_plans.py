@@ -15,12 +15,16 @@ import pytest
 import kvpage
 from kvpage.errors import CannotUnify, RateLimited
 from kvpage.plans import Plan
+from kvpage.run_directory import RunDirectory
+from kvpage.wire import messages
 from kvpage_server.app import create_app
 from kvpage_server.plan_cache import PlanCache
 from kvpage_server.planning import MAX_PENDING, PlanService
+from kvpage_server.settings import Settings
 from support.api_in_process import in_process, settings_without_worker
 from support.plan_requests import small_request, wide_request
 from support.problems import assert_problem
+from support.worker_process import WorkerProcess
 
 pytestmark = pytest.mark.anyio
 PLAIN = {"Accept-Encoding": "identity"}
@@ -274,3 +278,24 @@ async def test_the_largest_plan_that_is_served_has_a_bound(api: httpx.AsyncClien
     request = {"layers": [{"name": "m.{i}", "count": 4096, **layer}], "strategy": "unify", "num_blocks": 2}
     body = assert_problem(await api.post("/v1/plans", json=request), "too-large")
     assert body["details"]["size_bytes"] > body["details"]["limit_bytes"]
+
+
+async def test_a_pool_with_another_plan_than_it_names_makes_no_plan_known(run_dir: Path) -> None:
+    """Whoever may use the worker may name any plan id; the API serves and remembers only plans that are proven."""
+    plan = kvpage.plan(small_request())
+    with WorkerProcess(run_dir, "--memory", "64MiB") as worker, worker.client() as client:
+        body = messages.CreatePool(
+            name="false", plan_id=plan.plan_id, plan=b'{"hello":"world"}', buffer_size_bytes=plan.buffer_size_bytes
+        )
+        pool_id = client.ask(body, messages.PoolCreated).pool.pool_id
+        client.ask(messages.WaitPool(pool_id=pool_id, timeout_s=60), messages.PoolState)
+        settings = Settings(run_directory=RunDirectory(run_dir), external_workers=True)
+        async with in_process(create_app(settings)) as api:
+            while [pool["state"] for pool in (await api.get("/v1/pools")).json().get("pools", [])] != ["ready"]:
+                await api.get(f"/v1/pools/{pool_id}", params={"wait": "1"})
+            for query in ("", "?detail=groups"):
+                answer = await api.get(f"/v1/plans/{plan.plan_id}{query}")
+                assert (answer.status_code, answer.json()["code"]) == (404, "plan-not-found")
+            posted = await api.post("/v1/plans", json=small_request())
+            assert posted.status_code == 201
+            assert Plan.from_json(posted.content) == plan
