@@ -23,7 +23,7 @@ Wrap: TypeAlias = Callable[[Mapping], torch.Tensor]
 
 def wrap_host(mapping: Mapping) -> torch.Tensor:
     """A uint8 tensor, shape (size_bytes,), over host memory. No copy."""
-    return torch.frombuffer(mapping.buffer, dtype=torch.uint8)
+    return torch.frombuffer(mapping.claim, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

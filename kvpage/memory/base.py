@@ -9,6 +9,7 @@ Sizes and addresses are bytes. What is owned has an idempotent `close`; nothing 
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeAlias
@@ -60,11 +61,11 @@ class Mapping(_Owned):
 
     @property
     @abstractmethod
-    def buffer(self) -> Any:
-        """The bytes, as an object with the buffer protocol that `torch.frombuffer` and `memoryview` take.
+    def claim(self) -> Any:
+        """The object that keeps the memory mapped: it stays so as long as this, or anything that refers to it, lives.
 
-        The memory stays mapped as long as this object, or anything made from it, lives. Raises `StaleHandle` after
-        `close`.
+        Of host memory it has the buffer protocol, which `torch.frombuffer` and `memoryview` take. Raises `StaleHandle`
+        after `close`.
         """
 
     @property
@@ -74,7 +75,7 @@ class Mapping(_Owned):
 
     @abstractmethod
     def close(self) -> None:
-        """Give up this object's own claim: the memory is unmapped when the last view of `buffer` dies, never before."""
+        """Give up this object's own claim: the memory is unmapped when the last view of it dies, never before."""
 
     @abstractmethod
     def on_unmapped(self, callback: Callable[[], None]) -> None:
@@ -96,6 +97,11 @@ class Chunk(_Owned):
     @abstractmethod
     def fd(self) -> int:
         """The descriptor that names the chunk, owned by it and closed on exec. Raises `StaleHandle` after `close`."""
+
+    @property
+    def handle(self) -> bytes:
+        """What names the chunk beside its descriptor, where that is needed; a secret, for it needs no descriptor."""
+        return b""
 
     @abstractmethod
     def export(self) -> int:
@@ -124,9 +130,14 @@ class MemoryKind(ABC):
         """
 
     @abstractmethod
-    def import_chunk(self, fd: int, size_bytes: int) -> Chunk:
+    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> Chunk:
         """The chunk that a peer named by `fd`, which is owned by the chunk from now on and closed if it is refused.
 
-        The peer is not trusted: raises `ProtocolError` unless `fd` names memory of this kind, of exactly
-        `size_bytes`, all committed, that nobody can shrink or grow.
+        The peer is not trusted: raises `ProtocolError`, here or at the latest when it is mapped, unless `fd` and
+        `handle` name memory of this kind, of `size_bytes`, all committed, that nobody can shrink or grow.
         """
+
+    def map_chunk(self, fd: int, size_bytes: int) -> Mapping:
+        """Map the chunk that a peer named by `fd`, which stays the caller's. Raises as `import_chunk` does."""
+        with self.import_chunk(os.dup(fd), size_bytes) as chunk:
+            return chunk.map()

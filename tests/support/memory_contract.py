@@ -26,22 +26,22 @@ class MemoryContract:
     def test_a_new_chunk_is_zero_and_keeps_what_is_written(self, memory: MemoryKind) -> None:
         with memory.create(SIZE_BYTES) as chunk, chunk.map() as mapping:
             assert mapping.size_bytes == chunk.size_bytes == SIZE_BYTES
-            view = memoryview(mapping.buffer).cast("B")
+            view = memoryview(mapping.claim).cast("B")
             assert bytes(view) == bytes(SIZE_BYTES)
             view[SIZE_BYTES - 1] = 7
             assert view[SIZE_BYTES - 1] == 7
 
     def test_two_mappings_of_a_chunk_show_the_same_bytes(self, memory: MemoryKind) -> None:
         with memory.create(SIZE_BYTES) as chunk, chunk.map() as one, chunk.map() as other:
-            memoryview(one.buffer).cast("B")[5] = 9
-            assert memoryview(other.buffer).cast("B")[5] == 9
+            memoryview(one.claim).cast("B")[5] = 9
+            assert memoryview(other.claim).cast("B")[5] == 9
             assert one.address != other.address
 
     def test_an_imported_chunk_is_the_same_memory(self, memory: MemoryKind) -> None:
         with memory.create(SIZE_BYTES) as chunk, memory.import_chunk(chunk.export(), SIZE_BYTES) as imported:
             with chunk.map() as one, imported.map() as other:
-                memoryview(other.buffer).cast("B")[100] = 3
-                assert memoryview(one.buffer).cast("B")[100] == 3
+                memoryview(other.claim).cast("B")[100] = 3
+                assert memoryview(one.claim).cast("B")[100] == 3
 
     def test_exported_descriptors_do_not_outlive_an_exec(self, memory: MemoryKind) -> None:
         with memory.create(SIZE_BYTES) as chunk:
@@ -53,12 +53,12 @@ class MemoryContract:
     def test_memory_outlives_its_chunk_while_it_is_mapped_or_exported(self, memory: MemoryKind) -> None:
         chunk = memory.create(SIZE_BYTES)
         mapping, exported = chunk.map(), chunk.export()
-        memoryview(mapping.buffer).cast("B")[1] = 2
+        memoryview(mapping.claim).cast("B")[1] = 2
         chunk.close()
-        assert memoryview(mapping.buffer).cast("B")[1] == 2
+        assert memoryview(mapping.claim).cast("B")[1] == 2
         mapping.close()
         with memory.import_chunk(exported, SIZE_BYTES) as again, again.map() as mapping:
-            assert memoryview(mapping.buffer).cast("B")[1] == 2
+            assert memoryview(mapping.claim).cast("B")[1] == 2
 
     def test_progress_grows_to_the_size(self, memory: MemoryKind) -> None:
         told: list[int] = []
@@ -89,7 +89,7 @@ class MemoryContract:
             chunk.close()
         assert chunk.closed
         assert mapping.closed
-        for use in (chunk.export, chunk.map, lambda: chunk.fd, lambda: mapping.buffer):
+        for use in (chunk.export, chunk.map, lambda: chunk.fd, lambda: mapping.claim):
             with pytest.raises(StaleHandle):
                 use()
 
@@ -124,7 +124,7 @@ class MemoryContract:
         with memory.create(1 << 16) as chunk:
             mapping = chunk.map()
             mapping.on_unmapped(lambda: told.append("unmapped"))
-        base = torch.frombuffer(mapping.buffer, dtype=torch.uint8)
+        base = torch.frombuffer(mapping.claim, dtype=torch.uint8)
         view = base.view(torch.bfloat16).as_strided((4, 8), (64, 1), 16)
         mapping.close()
         del base
@@ -140,7 +140,7 @@ class MemoryContract:
         told = threading.Event()
         with memory.create(SIZE_BYTES) as chunk:
             mapping = chunk.map()
-        views = [memoryview(mapping.buffer)]
+        views = [memoryview(mapping.claim)]
         mapping.on_unmapped(told.set)
         mapping.close()
         dropping = threading.Thread(target=views.clear)

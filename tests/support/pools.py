@@ -41,4 +41,4 @@ def finish_adoption(client: WorkerClient) -> int:
 
 
 def contents(mapping: Mapping) -> memoryview:
-    return memoryview(mapping.buffer).cast("B")
+    return memoryview(mapping.claim).cast("B")

@@ -47,12 +47,12 @@ class Program:
     def write(self, *, offset: int, data: str) -> dict[str, Any]:
         assert self.mapping is not None
         encoded = data.encode()
-        memoryview(self.mapping.buffer).cast("B")[offset : offset + len(encoded)] = encoded
+        memoryview(self.mapping.claim).cast("B")[offset : offset + len(encoded)] = encoded
         return {}
 
     def read(self, *, offset: int, size_bytes: int) -> dict[str, Any]:
         assert self.mapping is not None
-        return {"data": bytes(memoryview(self.mapping.buffer).cast("B")[offset : offset + size_bytes]).decode()}
+        return {"data": bytes(memoryview(self.mapping.claim).cast("B")[offset : offset + size_bytes]).decode()}
 
     def become(self, *, uid: int, gid: int, groups: list[int]) -> dict[str, Any]:
         """For the rest of its life; a fresh interpreter of another user might not be allowed to read Python itself."""

@@ -1,0 +1,155 @@
+"""Device memory that other processes can map: by descriptor (`cuda_vmm`) or by a 64-byte handle (`cuda_ipc`).
+
+Both kinds are made by a process of their own and named here by a descriptor alone, so that whoever holds a chunk needs
+no driver and no context: a worker and an API process count as holders just as a client does, and the memory is freed
+when the last copy of the descriptor and the last mapping are gone, by whatever death. Only mapping uses the driver.
+
+    cuda_vmm   the descriptor is the memory itself, as the driver exports it
+    cuda_ipc   the descriptor is the lifeline of the process that holds the memory; the handle says where it is
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from functools import cached_property
+from typing import ClassVar
+
+from kvpage.errors import NotSupported, ProtocolError, StaleHandle
+from kvpage.memory.base import Chunk, MemoryKind, Progress, checked_size, no_progress
+from kvpage.memory.cuda_child import DeviceFacts
+from kvpage.memory.cuda_device import CudaDevice, find_device
+from kvpage.memory.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
+from kvpage.memory.cuda_maker import run_task
+from kvpage.memory.cuda_mapping import CudaMapping, map_fd, map_handle
+
+
+def probe(device: str) -> DeviceFacts:
+    """What `device` (`cuda:N` or a UUID) is and can do, found out by a process that does it once.
+
+    Raises `DeviceUnavailable` when there is no driver or no such device.
+    """
+    return DeviceFacts(**run_task("probe", device).message["facts"])
+
+
+class _Mapper:
+    """The driver and the device, once this process maps something."""
+
+    def __init__(self, device_uuid: str) -> None:
+        self.device_uuid = device_uuid
+
+    @cached_property
+    def driver(self) -> CudaDriver:
+        return CudaDriver()
+
+    @cached_property
+    def device(self) -> CudaDevice:
+        return find_device(self.driver, self.device_uuid)
+
+
+class CudaChunk(Chunk):
+    """Memory of one device."""
+
+    def __init__(self, mapper: _Mapper, fd: int, size_bytes: int, handle: bytes = b"") -> None:
+        self._mapper = mapper
+        self._fd: int | None = fd
+        self._size_bytes = size_bytes
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"fd {self._fd}"
+        return f"<CudaChunk {self.size_bytes} bytes on {self._mapper.device_uuid}, {state}>"  # never the handle
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    @property
+    def handle(self) -> bytes:
+        return self._handle
+
+    @property
+    def fd(self) -> int:
+        if self._fd is None:
+            raise StaleHandle("the chunk is closed")
+        return self._fd
+
+    @property
+    def closed(self) -> bool:
+        return self._fd is None
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def export(self) -> int:
+        return os.dup(self.fd)
+
+    def map(self, *, writable: bool = True) -> CudaMapping:
+        """Raises `DeviceUnavailable` when this process does not see the device, `ProtocolError` when the descriptor
+        or handle names no memory of it, `NotSupported` for a read-only mapping by handle.
+        """
+        mapper = self._mapper
+        if not self._handle:
+            return map_fd(mapper.driver, mapper.device, self.fd, self.size_bytes, writable=writable)
+        if not writable:
+            raise NotSupported("memory of kind cuda_ipc cannot be mapped read-only; use cuda_vmm")
+        return map_handle(mapper.driver, mapper.device, self._handle, self.fd, self.size_bytes)
+
+
+class CudaVmmMemory(MemoryKind):
+    """Memory of `cuMemCreate`, shared as the descriptor that the driver exports."""
+
+    handle_kind: ClassVar[str] = "cuda_vmm"
+
+    def __init__(self, device_uuid: str) -> None:
+        self._mapper = _Mapper(device_uuid)
+
+    def available_bytes(self) -> int:
+        """Takes as long as starting a process that uses the driver."""
+        return probe(self._mapper.device_uuid).free_bytes
+
+    def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
+        made = run_task("vmm", self._mapper.device_uuid, checked_size(size_bytes), on_progress)
+        assert made.fd is not None
+        return CudaChunk(self._mapper, made.fd, size_bytes)
+
+    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
+        return _imported(self._mapper, fd, size_bytes, handle, handle_bytes=0)
+
+
+class CudaIpcMemory(MemoryKind):
+    """Memory of `cuMemAlloc`, shared by its IPC handle: for those who cannot take `cuda_vmm`, on request only."""
+
+    handle_kind: ClassVar[str] = "cuda_ipc"
+
+    def __init__(self, device_uuid: str) -> None:
+        self._mapper = _Mapper(device_uuid)
+
+    def available_bytes(self) -> int:
+        """Takes as long as starting a process that uses the driver."""
+        return probe(self._mapper.device_uuid).free_bytes
+
+    def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
+        made = run_task("ipc", self._mapper.device_uuid, checked_size(size_bytes), on_progress)
+        assert made.fd is not None
+        return CudaChunk(self._mapper, made.fd, size_bytes, made.handle)
+
+    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
+        return _imported(self._mapper, fd, size_bytes, handle, handle_bytes=IPC_HANDLE_BYTES)
+
+
+def _imported(mapper: _Mapper, fd: int, size_bytes: int, handle: bytes, *, handle_bytes: int) -> CudaChunk:
+    """Owns `fd`. What only the driver can tell is found when the chunk is mapped: holding it needs no driver."""
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, fd)
+        checked_size(size_bytes)
+        if len(handle) != handle_bytes:
+            raise ProtocolError(f"a chunk came with a handle of {len(handle)} bytes; this kind has {handle_bytes}")
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISFIFO(mode) != bool(handle_bytes) or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode):
+            raise ProtocolError(f"descriptor {fd} of mode {mode:o} cannot name device memory of this kind")
+        undo.pop_all()
+        return CudaChunk(mapper, fd, size_bytes, handle)

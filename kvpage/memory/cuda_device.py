@@ -1,0 +1,101 @@
+"""Which device is meant, whatever it is numbered in this process, and its context."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kvpage.errors import DeviceUnavailable, SpecInvalid, shorten
+from kvpage.memory.cuda_driver import CudaDriver
+
+_NUMBERED = re.compile(r"cuda:(\d{1,4})")
+_UUID = re.compile(r"(?:GPU-|MIG-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
+
+
+def is_device_uuid(text: str) -> bool:
+    return _UUID.fullmatch(text) is not None
+
+
+def same_device(one: str, other: str) -> bool:
+    """Whether two UUIDs name one device, with or without `GPU-` or `MIG-`, in capitals or not."""
+    parts = _UUID.fullmatch(one), _UUID.fullmatch(other)
+    return parts[0] is not None and parts[1] is not None and parts[0][1].lower() == parts[1][1].lower()
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """One GPU or MIG instance as this process sees it."""
+
+    ordinal: int
+    """Differs between processes with other CUDA_VISIBLE_DEVICES, so it never leaves this one."""
+    uuid: str
+    """`GPU-…` or `MIG-…`; the name of the device everywhere else."""
+    name: str
+
+
+def visible_devices(driver: CudaDriver) -> list[CudaDevice]:
+    """In this process's order."""
+    return [_device(driver, ordinal) for ordinal in range(driver.count())]
+
+
+def _device(driver: CudaDriver, ordinal: int) -> CudaDevice:
+    name = driver.name(ordinal)
+    prefix = "MIG" if " MIG " in name else "GPU"  # the driver says which only in the name
+    return CudaDevice(ordinal, f"{prefix}-{UUID(bytes=driver.uuid_bytes(ordinal))}", name)
+
+
+def find_device(driver: CudaDriver, wanted: str) -> CudaDevice:
+    """The device called `cuda:N`, N counted as in this process, or by UUID with or without its prefix.
+
+    Raises `SpecInvalid` for any other name, `DeviceUnavailable` naming what is visible when it is not among it.
+    """
+    numbered = _NUMBERED.fullmatch(wanted)
+    if numbered is None and not is_device_uuid(wanted):
+        raise SpecInvalid(f"device {shorten(repr(wanted))} is neither cuda:<number> nor a GPU or MIG UUID")
+    devices = visible_devices(driver)
+    for device in devices:
+        if numbered is not None and device.ordinal == int(numbered[1]):
+            return device
+        if same_device(device.uuid, wanted):
+            return device
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = ", ".join(f"cuda:{device.ordinal} = {device.uuid}" for device in devices) or "none"
+    raise DeviceUnavailable(
+        f"device {wanted} is not visible to this process; visible are: {seen}"
+        + (" (CUDA_VISIBLE_DEVICES is not set)" if hidden is None else f" (CUDA_VISIBLE_DEVICES={shorten(hidden)})")
+        + "; make the same device visible to both processes",
+        details={"device": wanted, "visible": [device.uuid for device in devices]},
+    )
+
+
+class PrimaryContexts:
+    """The primary contexts this process has retained. They are kept: torch and mapped memory rely on them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._retained: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def current(self, driver: CudaDriver, device: CudaDevice) -> Iterator[None]:
+        """The device's context, current in this thread for the block; what was current before is so again after it.
+
+        The current context belongs to a thread, so every thread that calls the driver needs this.
+        """
+        with self._lock:
+            context = self._retained.get(device.ordinal)
+            if context is None:
+                context = self._retained[device.ordinal] = driver.retain_context(device.ordinal, device.uuid)
+        driver.push_context(context)
+        try:
+            yield
+        finally:
+            driver.pop_context()
+
+
+CONTEXTS = PrimaryContexts()

@@ -1,0 +1,70 @@
+"""What the CUDA driver refuses, as errors that say what was asked for, of which device, and what is likely wrong."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvpage.errors import DeviceUnavailable, InternalError, KvpageError, NotEnoughMemory, NotSupported, ProtocolError
+
+OUT_OF_MEMORY = 2  # CUresult, CUDA driver API, as are all numbers here
+STICKY = frozenset({214, 220, 700, 701, 702, 709, 714, 715, 716, 717, 718, 719})
+"""After one of these the context answers every further call with the same: only the end of the process cleans up."""
+
+
+class _Kind(NamedTuple):
+    error: type[KvpageError]
+    cause: str
+
+
+_KINDS = {
+    2: _Kind(
+        NotEnoughMemory,
+        "the device's memory is used up, by other programs or by clients that still map what was deleted; kvpage"
+        " doctor shows what is free",
+    ),
+    3: _Kind(DeviceUnavailable, "the driver has not been initialised, or this process is ending"),
+    4: _Kind(DeviceUnavailable, "the process is ending, the driver has been shut down in it"),
+    34: _Kind(DeviceUnavailable, "only a stub of the driver library was found; install the NVIDIA driver"),
+    100: _Kind(
+        DeviceUnavailable,
+        "no device can be seen: a container started without it (--gpus, nvidia.com/gpu), or CUDA_VISIBLE_DEVICES hides"
+        " it",
+    ),
+    101: _Kind(DeviceUnavailable, "CUDA_VISIBLE_DEVICES hides the device, or its number has changed"),
+    201: _Kind(InternalError, "no context is current in this thread"),
+    304: _Kind(
+        DeviceUnavailable,
+        "the operating system refused: the limit of open files, a container that lacks a /dev/nvidia* file, or another"
+        " user namespace",
+    ),
+    800: _Kind(DeviceUnavailable, "a container or security profile forbids it, or the device is in exclusive mode"),
+    801: _Kind(
+        NotSupported,
+        "this device or its driver cannot do it, as WSL2, vGPU and some MIG instances cannot; kvpage doctor shows what"
+        " it can",
+    ),
+    999: _Kind(DeviceUnavailable, "the driver does not say; the kernel log (dmesg, Xid) may"),
+}
+_NOT_OURS = _Kind(
+    ProtocolError, "the descriptor or handle names no memory of this driver: it is of another kind, machine or owner"
+)
+_UNKNOWN = _Kind(InternalError, "")
+
+
+def driver_error(operation: str, code: int, name: str, facts: dict[str, Any]) -> KvpageError:
+    """The error for CUresult `code`, called `name`, of driver function `operation`; `facts` become its details."""
+    kind = _KINDS.get(code, _UNKNOWN)
+    if operation in ("cuMemImportFromShareableHandle", "cuIpcOpenMemHandle") and code in (1, 400):
+        kind = _NOT_OURS
+    if operation in ("cuCtxSynchronize", "cuMemcpyDtoH", "cuMemsetD8") and code in STICKY:
+        kind = _Kind(DeviceUnavailable, "earlier work on the device has failed; only the end of this process cleans up")
+    about = ", ".join(f"{key} {value}" for key, value in facts.items())
+    message = f"{operation} failed with {name} ({code})" + (f": {about}" if about else "")
+    if kind.cause:
+        message += f"; likely cause: {kind.cause}"
+    details = {**facts, "operation": operation, "driver_code": code, "driver_error": name}
+    return kind.error(message, details=details)
+
+
+def is_sticky(error: KvpageError) -> bool:
+    return error.details.get("driver_code") in STICKY

@@ -1,0 +1,110 @@
+"""The one thread that unmaps device memory.
+
+The last tensor of a mapping may die in any thread and in the middle of garbage collection, while kernels still read the
+memory. So a finaliser only puts the region here; this thread binds the context, waits for the device, and unmaps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from kvpage.errors import KvpageError
+
+log = logging.getLogger("kvpage")
+
+
+class Region(ABC):
+    """Device memory in the address space, and those who want to know when it has left. Nothing here keeps it mapped."""
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        self.address = address
+        self.size_bytes = size_bytes
+        self.given_up = False
+        """Set once nothing can reach the memory any more."""
+        self._pid = os.getpid()
+        self._callbacks: list[Callable[[], None]] = []
+        self._settled = threading.Event()
+        self._unmapped = False
+
+    @property
+    def unmapped(self) -> bool:
+        return self._unmapped
+
+    @abstractmethod
+    def _unmap(self) -> None:
+        """Wait for the device, then unmap. Raises `KvpageError`; the region is then mapped until the process ends."""
+
+    def give_up(self) -> None:
+        """Nothing can reach the memory any more. Safe in a finaliser."""
+        if os.getpid() == self._pid:  # a forked child shares no device memory
+            self.given_up = True
+            _REAPER.take(self)
+
+    def wait_until_settled(self) -> None:
+        """Until it is unmapped, or has failed to be. Not for the reaper's own thread."""
+        if not _REAPER.is_current():
+            self._settled.wait()
+
+    def on_unmapped(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+        if self._unmapped:
+            self._notify()
+
+    def settle(self) -> None:
+        try:
+            self._unmap()
+        except KvpageError as error:
+            # Never reported as free: whoever counts on it would take memory that something here may still write to.
+            log.error("%d bytes of device memory stay mapped until this process ends: %s", self.size_bytes, error)
+        else:
+            self._unmapped = True
+            self._notify()
+        finally:
+            self._settled.set()
+
+    def _notify(self) -> None:
+        # Two threads may be here at once; each callback is popped by one of them.
+        with contextlib.suppress(IndexError):
+            while True:
+                callback = self._callbacks.pop()
+                callback()
+
+
+class Reaper:
+    """Started with the first region it is given; ends with the process, whose end unmaps everything."""
+
+    def __init__(self) -> None:
+        self._regions: SimpleQueue[Region] = SimpleQueue()  # its `put` may run inside a finaliser
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def start(self) -> None:
+        """Not in a finaliser: it takes locks. Called for every mapping that is made."""
+        if self._pid != os.getpid():  # threads do not survive a fork, nor does what the parent had queued concern us
+            self._regions, self._pid = SimpleQueue(), os.getpid()
+            self._thread = threading.Thread(target=self._run, name="kvpage-reaper", daemon=True)
+            self._thread.start()
+
+    def take(self, region: Region) -> None:
+        self._regions.put(region)
+
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _run(self) -> None:
+        while True:
+            self._regions.get().settle()
+
+
+_REAPER = Reaper()
+
+
+def start_reaper() -> None:
+    """To be called before a region is made that it shall unmap."""
+    _REAPER.start()
