@@ -200,6 +200,11 @@ class CudaDriver:
         facts = {"size_bytes": size_bytes, "device_uuid": uuid}
         return int(self._call("cuIpcOpenMemHandle", name, int(lazily), **facts))
 
+    def allocation_bytes(self, address: int) -> int:
+        """Size of the whole allocation that begins at `address`."""
+        _, size_bytes = self._call("cuMemGetAddressRange", address)
+        return int(size_bytes)
+
     def close_ipc(self, address: int) -> None:
         self._call("cuIpcCloseMemHandle", address)
 

@@ -46,7 +46,8 @@ _KINDS = {
     999: _Kind(DeviceUnavailable, "the driver does not say; the kernel log (dmesg, Xid) may"),
 }
 _NOT_OURS = _Kind(
-    ProtocolError, "the descriptor or handle names no memory of this driver: it is of another kind, machine or owner"
+    ProtocolError,
+    "the descriptor or handle names no memory of this driver and size: it is of another kind, machine or owner",
 )
 _UNKNOWN = _Kind(InternalError, "")
 
@@ -54,7 +55,7 @@ _UNKNOWN = _Kind(InternalError, "")
 def driver_error(operation: str, code: int, name: str, facts: dict[str, Any]) -> KvpageError:
     """The error for CUresult `code`, called `name`, of driver function `operation`; `facts` become its details."""
     kind = _KINDS.get(code, _UNKNOWN)
-    if operation in ("cuMemImportFromShareableHandle", "cuIpcOpenMemHandle") and code in (1, 400):
+    if operation in ("cuMemImportFromShareableHandle", "cuMemMap", "cuIpcOpenMemHandle") and code in (1, 400):
         kind = _NOT_OURS
     if operation in ("cuCtxSynchronize", "cuMemcpyDtoH", "cuMemsetD8") and code in STICKY:
         kind = _Kind(DeviceUnavailable, "earlier work on the device has failed; only the end of this process cleans up")

@@ -35,7 +35,7 @@ class Made:
         return base64.b64decode(self.message.get("handle", ""))
 
 
-_HOLDERS: list[subprocess.Popen[bytes]] = []
+HOLDERS: list[subprocess.Popen[bytes]] = []
 """Children that hold memory. They outlive this process if somebody else still uses what they hold."""
 
 
@@ -56,13 +56,13 @@ def run_task(
         made = _result(messages, child, on_progress)
         if made.message.get("handle"):
             undo.pop_all()  # the child lives as long as the memory; all messages have been read
-            _HOLDERS.append(child)
+            HOLDERS.append(child)
         _reap()
         return made
 
 
 def _reap() -> None:
-    _HOLDERS[:] = [child for child in _HOLDERS if child.poll() is None]
+    HOLDERS[:] = [child for child in HOLDERS if child.poll() is None]
 
 
 def _spawn(task: str, device: str, size_bytes: int, theirs: socket.socket, given: bytes) -> subprocess.Popen[bytes]:
