@@ -1,0 +1,1 @@
+"""What of this machine kvpage can use, found out by doing it. `kvpage doctor` prints it."""
