@@ -85,6 +85,20 @@ def worker(context: typer.Context) -> None:
 
 
 @app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Say what of this machine kvpage can use, having tried it. Exit status 1 when something does not work."""
+    from kvpage.cli.doctor import print_report
+    from kvpage.doctor.report import examine
+
+    findings = examine()
+    print_report(findings, as_json=as_json)
+    if any(finding.state == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     memory: Annotated[str, typer.Option(help="Size of each pool.")] = "256MiB",
     keep: Annotated[Path | None, typer.Option(help="Run directory to use and leave; else a temporary one.")] = None,

@@ -28,8 +28,9 @@ def check_memory() -> Iterator[Finding]:
     yield Finding("host memory", "ok", f"shared by memfd; {memory.available_bytes():,} bytes could be committed now")
 
 
-def check_limits() -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def check_limits(limits: tuple[int, int] | None = None) -> Iterator[Finding]:
+    """`limits`: soft and hard number of open files; None for those of this process."""
+    soft, hard = limits or resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < _ENOUGH_FILES:
         advice = f"raise it (ulimit -Hn {_ENOUGH_FILES}, LimitNOFILE=): every client and pool of a worker takes some"
         yield Finding("open files", "problem", f"at most {hard}", advice)

@@ -11,6 +11,7 @@ LAYERS = (
     ("kvpage.cli",),
     ("kvpage.integrations",),
     ("kvpage.client",),
+    ("kvpage.doctor",),
     ("kvpage.planner",),
     ("kvpage.wire",),
     (
@@ -27,7 +28,7 @@ LAYERS = (
     ("kvpage.rows",),
     ("kvpage.pages",),
     ("kvpage.memory", "kvpage.run_directory", "kvpage.strict_json"),
-    ("kvpage.dtypes", "kvpage.strides"),
+    ("kvpage.dtypes", "kvpage.strides", "kvpage.owned"),
     ("kvpage.errors", "kvpage._version"),
 )
 
@@ -48,6 +49,7 @@ DOORS = {
         "kvpage.client.address",
         "kvpage.client.unix_transport",
     ),
+    "cuda": ("kvpage.memory.cuda_driver", "kvpage.client.views"),
     "typer": ("kvpage.cli",),
     "rich": ("kvpage.cli",),
     "yaml": ("kvpage.cli",),
