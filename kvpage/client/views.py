@@ -12,18 +12,45 @@ except ImportError as error:
     raise ImportError("tensors need torch: pip install 'kvpage[torch]'") from error
 
 from kvpage.dtypes import item_size_bytes
-from kvpage.errors import NotSupported, ProtocolError
+from kvpage.errors import DeviceUnavailable, NotSupported, ProtocolError
 from kvpage.memory.base import Mapping
+from kvpage.memory.cuda_mapping import CudaMapping
 from kvpage.plans import Plan, TensorView
 from kvpage.strides import span
 
 Wrap: TypeAlias = Callable[[Mapping], torch.Tensor]
 """Makes the uint8 tensor of a whole mapping; its storage keeps the memory mapped to the last view."""
 
+_KDL_CUDA = 2  # kDLCUDA, dlpack.h
 
-def wrap_host(mapping: Mapping) -> torch.Tensor:
-    """A uint8 tensor, shape (size_bytes,), over host memory. No copy."""
+
+def wrap_mapping(mapping: Mapping) -> torch.Tensor:
+    """A uint8 tensor, shape (size_bytes,), on the device where the memory is. No copy."""
+    if isinstance(mapping, CudaMapping):
+        return _wrap_cuda(mapping)
     return torch.frombuffer(mapping.claim, dtype=torch.uint8)
+
+
+def _wrap_cuda(mapping: CudaMapping) -> torch.Tensor:
+    """Through DLPack, whose capsule keeps `owner` to the last view and whose end at exit is safe."""
+    try:
+        from cuda.core import Buffer
+    except ImportError as error:
+        raise DeviceUnavailable("tensors over CUDA memory need cuda-core: pip install 'kvpage[cuda]'") from error
+    with mapping.context():
+        buffer = Buffer.from_handle(mapping.address, mapping.size_bytes, owner=mapping.claim)
+        where = buffer.__dlpack_device__()
+        if (int(where[0]), where[1]) != (_KDL_CUDA, mapping.device.ordinal):
+            raise DeviceUnavailable(
+                f"the driver places memory of {mapping.device.uuid} on device {where}, not on (2, "
+                f"{mapping.device.ordinal}); torch would take it for other memory"
+            )
+        if not torch.cuda.is_available():
+            raise DeviceUnavailable(
+                f"torch {torch.__version__} cannot use {mapping.device.uuid}: it is a build without CUDA, or sees no"
+                " device"
+            )
+        return torch.from_dlpack(buffer).view(torch.uint8)  # it comes as int8
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from kvpage import __version__
+from kvpage._version import __version__
 from kvpage.doctor.findings import Finding
 
 _PARTS = {

@@ -25,8 +25,9 @@ class _Claim:
 class CudaMapping(Mapping):
     """A region and this process's claim to it."""
 
-    def __init__(self, region: Region, device: CudaDevice) -> None:
+    def __init__(self, region: Region, driver: CudaDriver, device: CudaDevice) -> None:
         self.device = device
+        self._driver = driver
         self._region = region
         self._claim: _Claim | None = _Claim()
         # Views may be in use until the very end of the process, so nothing is unmapped at exit.
@@ -66,6 +67,10 @@ class CudaMapping(Mapping):
 
     def on_unmapped(self, callback: Callable[[], None]) -> None:
         self._region.on_unmapped(callback)
+
+    def context(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which the device's context is current in this thread."""
+        return CONTEXTS.current(self._driver, self.device)
 
 
 class _VmmRegion(Region):
@@ -111,7 +116,7 @@ def map_fd(driver: CudaDriver, device: CudaDevice, fd: int, size_bytes: int, *, 
             driver.map(address, mapped_bytes, handle, device.uuid)
             undo_mapping.callback(_quietly, driver.unmap, address, mapped_bytes)
             driver.allow_access(address, mapped_bytes, device.ordinal, device.uuid, writable=writable)
-            mapping = CudaMapping(_VmmRegion(driver, device, address, size_bytes, mapped_bytes), device)
+            mapping = CudaMapping(_VmmRegion(driver, device, address, size_bytes, mapped_bytes), driver, device)
             undo_mapping.pop_all()
         return mapping
 
@@ -146,6 +151,6 @@ def map_handle(driver: CudaDriver, device: CudaDevice, handle: bytes, fd: int, s
         undo.callback(_quietly, IPC_TABLE.close, driver, handle)
         if (there_bytes := driver.allocation_bytes(address)) < size_bytes:
             raise ProtocolError(f"the handle names {there_bytes} bytes of memory, announced were {size_bytes}")
-        mapping = CudaMapping(_IpcRegion(driver, device, handle, lifeline, address, size_bytes), device)
+        mapping = CudaMapping(_IpcRegion(driver, device, handle, lifeline, address, size_bytes), driver, device)
         undo.pop_all()
     return mapping
