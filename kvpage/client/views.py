@@ -50,7 +50,7 @@ def _wrap_cuda(mapping: CudaMapping) -> torch.Tensor:
                 f"torch {torch.__version__} cannot use {mapping.device.uuid}: it is a build without CUDA, or sees no"
                 " device"
             )
-        return torch.from_dlpack(buffer).view(torch.uint8)  # it comes as int8
+        return torch.utils.dlpack.from_dlpack(buffer).view(torch.uint8)  # it comes as int8
 
 
 @dataclass(frozen=True, slots=True)
