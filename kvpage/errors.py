@@ -1,6 +1,7 @@
 """Every error kvpage raises, in one tree with stable codes.
 
     KvpageError
+    ├── HttpInvalid            http-invalid              400
     ├── JsonInvalid            json-invalid              400
     ├── Unauthorized           unauthorized              401
     ├── PermissionDenied       permission-denied         403
@@ -8,6 +9,7 @@
     │   ├── PlanNotFound       plan-not-found            404
     │   └── PoolNotFound       pool-not-found            404
     ├── MethodNotAllowed       method-not-allowed        405
+    ├── RequestTimeout         request-timeout           408
     ├── Conflict               conflict                  409
     ├── NotEnoughMemory        not-enough-memory         409
     ├── OutOfBlocks            out-of-blocks             409
@@ -73,6 +75,12 @@ def _rebuild(
     return kind(message, details=details, errors=errors)
 
 
+class HttpInvalid(KvpageError):
+    """Bytes that are no HTTP request."""
+
+    code, http_status = "http-invalid", 400
+
+
 class JsonInvalid(KvpageError):
     code, http_status = "json-invalid", 400
 
@@ -99,6 +107,12 @@ class PoolNotFound(NotFound):
 
 class MethodNotAllowed(KvpageError):
     code, http_status = "method-not-allowed", 405
+
+
+class RequestTimeout(KvpageError):
+    """A request that began and did not arrive whole in time."""
+
+    code, http_status, retryable = "request-timeout", 408, True
 
 
 class Conflict(KvpageError):

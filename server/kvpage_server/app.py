@@ -16,7 +16,6 @@ from kvpage._version import __version__
 from kvpage.planner.planner import plan as plan_request
 from kvpage_server import openapi, routes_health, routes_plans, routes_pools
 from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, read_token
-from kvpage_server.body_limit import BodyLimitMiddleware
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.plan_cache import PlanCache
 from kvpage_server.planning import Planner, PlanService
@@ -73,7 +72,6 @@ def create_app(
     routes_health.add_routes(app)
     openapi.install(app)
     install_handlers(app)
-    app.add_middleware(BodyLimitMiddleware, max_bytes=settings.max_body_bytes)
     return app
 
 

@@ -15,7 +15,6 @@ from kvpage_server.bodies import accepts_gzip
 from kvpage_server.plan_cache import Representation
 from kvpage_server.plan_response import PlanResponse
 from kvpage_server.planning import PlanService
-from kvpage_server.settings import MAX_BODY_BYTES
 
 _PATH = "/v1/plans"
 _PREFIX = _PATH + "/"
@@ -57,20 +56,18 @@ def _wanted(plan_id: str, headers: Mapping[bytes, bytes]) -> Representation:
 
 
 def _is_ordinary(headers: Mapping[bytes, bytes]) -> bool:
-    """Plain JSON of a declared length that is not over the limit: nothing to refuse before the body is read."""
-    length = headers.get(b"content-length", b"")
+    """Plain JSON of a declared length: nothing to refuse before the body is read."""
     is_json = headers.get(b"content-type") == b"application/json" and b"content-encoding" not in headers
-    return is_json and length.isdigit() and len(length) < 20 and int(length) <= MAX_BODY_BYTES
+    return is_json and b"content-length" in headers
 
 
 async def _whole_body(receive: Receive) -> list[Message]:
-    """All messages up to the end of the body or of the connection, or as many as are over the limit of bodies."""
+    """All messages up to the end of the body or of the connection. The protocol bounds them."""
     messages: list[Message] = []
-    num_bytes, is_more = 0, True
-    while is_more and num_bytes <= MAX_BODY_BYTES:
+    is_more = True
+    while is_more:
         message = await receive()
         messages.append(message)
-        num_bytes += len(message.get("body", b""))
         is_more = message.get("more_body", False)
     return messages
 

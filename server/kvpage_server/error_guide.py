@@ -23,6 +23,14 @@ class Guide:
 
 
 GUIDES: dict[str, Guide] = {
+    "http-invalid": Guide(
+        title="The bytes are not an HTTP request",
+        meaning="What came over the connection cannot be read as HTTP/1.1, so nothing in it was looked at. The "
+        "connection is closed.",
+        when="TLS or HTTP/2 on the plain port, a method, path or header that HTTP does not allow, contradictory or "
+        "broken framing of a body.",
+        action="Speak plain HTTP/1.1, through an ordinary HTTP library.",
+    ),
     "json-invalid": Guide(
         title="The body is not acceptable JSON",
         meaning="The bytes could not be read as one unambiguous JSON document, so nothing in them was looked at.",
@@ -68,6 +76,12 @@ GUIDES: dict[str, Guide] = {
         meaning="The path exists, the method does not.",
         when="For example PUT on a plan, which never changes.",
         action="Use one of the methods in the `Allow` header.",
+    ),
+    "request-timeout": Guide(
+        title="The request took too long to arrive",
+        meaning="A request began and was not complete in time. Nothing was done, and the connection is closed.",
+        when="The request line and headers took over 10 s, or the body took over 30 s after them.",
+        action="Send the request whole and at once; over a slow line, write repeated layers once with `count`.",
     ),
     "conflict": Guide(
         title="The request contradicts what is there",

@@ -23,11 +23,12 @@ from kvpage_server.problems import PROBLEM_JSON, Problem
 _TEMPLATE = "#/components/schemas/{}"
 _RESPONSES = {
     400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
+    408: "RequestTimeout",
     409: "Conflict", 413: "TooLarge", 415: "UnsupportedMediaType", 422: "Unprocessable", 429: "TooManyRequests",
     500: "InternalError", 502: "BadGateway", 503: "Unavailable",
 }  # fmt: skip
 """Names of the problems' answers. 410 is not among them: stale handles are for those who attach, at the worker."""
-_ALWAYS = (401, 403, 405, 500)
+_ALWAYS = (400, 401, 403, 405, 408, 413, 500, 503)
 _WORKER = (502, 503)
 Answers = dict[int | str, dict[str, Any]]
 

@@ -34,6 +34,7 @@ _HOLDER = resources.Holder(pid=4711, uid=1000, client_name="engine 0")
 
 # Code: message, details, faults. As the server words them.
 PROBLEMS: dict[str, tuple[str, dict[str, Any], list[FieldError]]] = {
+    "http-invalid": ("this is not an HTTP/1.1 request; nothing in it was looked at", {}, []),
     "json-invalid": ("the key 'layers' appears twice in one object", {}, []),
     "unauthorized": ("the Authorization header does not carry a token of this server", {}, []),
     "permission-denied": (
@@ -44,6 +45,9 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], list[FieldError]]] = {
     "plan-not-found": ("plan sha256:00 is not known here; POST its request to /v1/plans again", {}, []),
     "pool-not-found": (f"there is no pool {POOL_ID}", {"pool_id": POOL_ID}, []),
     "method-not-allowed": ("/v1/plans takes POST, not PUT", {}, []),
+    "request-timeout": (
+        "the request's body was not complete within 30 s; send it faster", {"limit_s": 30}, [],
+    ),
     "conflict": (
         f"pool {POOL_ID} (mimo) has 1 holders: pid 4711 uid 1000 (engine 0); end them or let them detach first",
         {"num_holders": 1, "holders": [msgspec.to_builtins(_HOLDER)]}, [],

@@ -6,6 +6,7 @@ import itertools
 import logging
 import re
 import secrets
+from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +33,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = request_id_of_headers(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
         header = (b"x-request-id", request_id.encode())
         started = False
@@ -54,8 +55,9 @@ class RequestIdMiddleware:
                 await problem_response(internal_error(), request_id)(scope, receive, send_with_id)
 
 
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
+def request_id_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The caller's, or a new one."""
+    for name, value in headers:
         if name == b"x-request-id" and _ACCEPTED_ID.fullmatch(value):
             return str(value, "ascii")
     return f"{_OWN_PREFIX}{next(_own_ids) & 0xFFFFFFFF:08x}"

@@ -30,7 +30,7 @@ async def post_plan(request: Request) -> Response:
     services = services_of(request)
     known_query(request)
     body = await json_body(request)
-    planned = await services.plans.plan_body(body, max_bytes=services.settings.max_body_bytes)
+    planned = await services.plans.plan_body(body, max_bytes=services.settings.intake.max_body_bytes)
     answer = await services.plans.answer(_wanted(request, planned.plan_id))
     return PlanResponse(answer, 200 if planned.known else 201, is_location_new=True)
 

@@ -71,7 +71,7 @@ async def post_pool(request: Request) -> Response:
     services = services_of(request)
     known_query(request)
     body = await json_body(request)
-    asked = await services.plans.in_thread(lambda: _pool_request(body, services.settings.max_body_bytes))
+    asked = await services.plans.in_thread(lambda: _pool_request(body, services.settings.intake.max_body_bytes))
     plan = await _planned(services, asked)
     wait_s = preferred_wait_s(request)
     new = NewPool(name=asked.name, device=asked.device, plan=plan)

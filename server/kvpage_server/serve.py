@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 
 from kvpage.errors import KvpageError, NotSupported, shorten
 from kvpage_server.app import create_app
+from kvpage_server.intake import Intake
 from kvpage_server.listeners import Listeners
 from kvpage_server.peer_protocol import PeerAwareProtocol
 from kvpage_server.services import Services
@@ -44,11 +46,11 @@ def serve(settings: Settings) -> None:
     no line behind `run` is reached.
     """
     check_startable(settings)
-    raise_fd_limit()  # each pool costs two descriptors here
+    intake = Intake(settings.intake, raise_fd_limit())  # each pool costs two descriptors here
     listeners = Listeners(settings)
     try:
         app = create_app(settings, on_shutdown=listeners.close)
-        server = _Server(_configuration(app), app)
+        server = _Server(_configuration(app, intake), app)
         for address in listeners.addresses:
             logger.info("listening on %s", address)
         server.run(listeners.sockets)
@@ -79,10 +81,10 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def _configuration(app: FastAPI) -> uvicorn.Config:
+def _configuration(app: FastAPI, intake: Intake) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=PeerAwareProtocol,
+        http=partial(PeerAwareProtocol, intake=intake),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         loop="uvloop",
         lifespan="on",

@@ -14,9 +14,10 @@ from pathlib import Path
 from kvpage.errors import SpecInvalid, shorten
 from kvpage.run_directory import RunDirectory, device_file_name
 from kvpage_server.access import is_loopback
+from kvpage_server.intake import IntakeLimits
 
-MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_HOST = "127.0.0.1"
+DEFAULT_INTAKE = IntakeLimits()
 DEFAULT_PLAN_CACHE_BYTES = 8 * 1024 * 1024  # plans of some 15,000 layers; the whole process stays under 80 MB
 
 
@@ -41,7 +42,7 @@ class Settings:
     token_file: Path | None = None
     ready_fd: int | None = None
     """Descriptor to write one line to, and close, when every worker answers."""
-    max_body_bytes: int = MAX_BODY_BYTES
+    intake: IntakeLimits = DEFAULT_INTAKE
     plan_cache_bytes: int = DEFAULT_PLAN_CACHE_BYTES
 
     def __post_init__(self) -> None:

@@ -86,9 +86,12 @@ class ApiService:
         self._child.kill()
         self.wait()
 
+    def ask_to_end(self, signal_: signal.Signals = signal.SIGTERM) -> None:
+        self._child.send_signal(signal_)
+
     def terminate(self) -> int:
         """Ask it to end; its exit status."""
-        self._child.send_signal(signal.SIGTERM)
+        self.ask_to_end()
         return self.wait()
 
     def wait(self) -> int:

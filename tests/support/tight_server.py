@@ -1,0 +1,21 @@
+"""Run as a program: `kvpage serve` with limits that a test reaches at once. `tight_server.py LIMITS …`
+
+LIMITS: fields of `IntakeLimits` as a JSON object; the rest are the arguments of `kvpage serve`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from dataclasses import replace
+
+from kvpage_server.intake import IntakeLimits
+from kvpage_server.serve import serve
+from kvpage_server.settings import from_command_line
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    limits = IntakeLimits(**json.loads(sys.argv[1]))
+    serve(replace(from_command_line(sys.argv[2:], os.environ), intake=limits))
