@@ -22,6 +22,7 @@ def print_report(findings: Sequence[Finding], *, as_json: bool) -> None:
         return
     console = Console(highlight=False)
     for finding in findings:
-        console.print(f"{_MARKS[finding.state]} [bold]{escape(finding.topic)}[/] {escape(finding.text)}", soft_wrap=True)
+        topic, text = escape(finding.topic), escape(finding.text)
+        console.print(f"{_MARKS[finding.state]} [bold]{topic}[/] {text}", soft_wrap=True)
         if finding.advice:
             console.print(f"        → {escape(finding.advice)}", soft_wrap=True)

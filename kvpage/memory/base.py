@@ -117,6 +117,12 @@ class MemoryKind(ABC):
 
     handle_kind: ClassVar[str]
     """How chunks of this kind are called on the wire."""
+    unit_bytes: int
+    """Memory is taken from the device in multiples of this."""
+
+    def taken_bytes(self, size_bytes: int) -> int:
+        """What a chunk of `size_bytes` takes from the device."""
+        return -(-size_bytes // self.unit_bytes) * self.unit_bytes
 
     @abstractmethod
     def available_bytes(self) -> int:
@@ -137,7 +143,7 @@ class MemoryKind(ABC):
         `handle` name memory of this kind, of `size_bytes`, all committed, that nobody can shrink or grow.
         """
 
-    def map_chunk(self, fd: int, size_bytes: int) -> Mapping:
+    def map_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> Mapping:
         """Map the chunk that a peer named by `fd`, which stays the caller's. Raises as `import_chunk` does."""
-        with self.import_chunk(os.dup(fd), size_bytes) as chunk:
+        with self.import_chunk(os.dup(fd), size_bytes, handle) as chunk:
             return chunk.map()

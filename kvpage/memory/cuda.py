@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from kvpage.errors import NotSupported, ProtocolError, StaleHandle
 from kvpage.memory.base import Chunk, MemoryKind, Progress, checked_size, no_progress
-from kvpage.memory.cuda_child import DeviceFacts
+from kvpage.memory.cuda_child import IPC_UNIT_BYTES, DeviceFacts
 from kvpage.memory.cuda_device import CudaDevice, find_device
 from kvpage.memory.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 from kvpage.memory.cuda_maker import run_task
@@ -104,7 +104,9 @@ class CudaVmmMemory(MemoryKind):
 
     handle_kind: ClassVar[str] = "cuda_vmm"
 
-    def __init__(self, device_uuid: str) -> None:
+    def __init__(self, device_uuid: str, granularity_bytes: int = 2 << 20) -> None:
+        """`granularity_bytes` matters only to who counts what is taken."""
+        self.unit_bytes = granularity_bytes
         self._mapper = _Mapper(device_uuid)
 
     def available_bytes(self) -> int:
@@ -124,6 +126,7 @@ class CudaIpcMemory(MemoryKind):
     """Memory of `cuMemAlloc`, shared by its IPC handle: for those who cannot take `cuda_vmm`, on request only."""
 
     handle_kind: ClassVar[str] = "cuda_ipc"
+    unit_bytes = IPC_UNIT_BYTES
 
     def __init__(self, device_uuid: str) -> None:
         self._mapper = _Mapper(device_uuid)

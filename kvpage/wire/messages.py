@@ -50,9 +50,13 @@ class WireError(Value, frozen=True, kw_only=True):
 class ChunkInfo(Value, frozen=True, kw_only=True):
     """One physical allocation of a pool; its descriptor travels beside the message, in the same order."""
 
-    kind: str
-    """Handle kind: `memfd`, later `cuda_vmm`."""
+    kind: Annotated[str, Meta(max_length=32)]
+    """Handle kind: `memfd`, `cuda_vmm` or `cuda_ipc`."""
     size_bytes: SizeBytes
+    device_uuid: Annotated[str, Meta(max_length=64)] = ""
+    """Of the GPU or MIG instance on which the memory lies; empty for host memory."""
+    handle: Annotated[bytes, Meta(max_length=64)] = b""
+    """64 bytes beside the descriptor, where the kind has them. A secret: never logged, never in JSON of a listing."""
 
 
 class Holder(Value, frozen=True, kw_only=True):
@@ -107,6 +111,8 @@ class CreatePool(Body, frozen=True, kw_only=True):
     plan: bytes
     """Canonical plan, at most `MAX_PLAN_BYTES`; the worker keeps it and does not read it."""
     buffer_size_bytes: SizeBytes
+    handle_kind: Annotated[str, Meta(max_length=32)] = ""
+    """Empty for the device's default."""
 
 
 class ListPools(Body, frozen=True, kw_only=True):

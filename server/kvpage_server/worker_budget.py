@@ -37,11 +37,14 @@ def parse_memory(text: str) -> int | Fraction:
 class Budget:
     """Bytes promised to pools, and how many may be. A promise is made before the first byte is committed."""
 
-    def __init__(self, memory: int | Fraction, available: Callable[[], int]) -> None:
-        """`available` reports what the device could commit now; a share of it is taken once, here."""
+    def __init__(self, memory: int | Fraction, available: Callable[[], int], free_bytes: int | None = None) -> None:
+        """`available` reports the most that the device could commit now. `memory` may be a share of `free_bytes`, what
+        is free when the worker starts; left out, of what is available then.
+        """
         self._available = available
         self._share = memory if isinstance(memory, Fraction) else Fraction(0)
-        self.limit_bytes = int(memory * available()) if isinstance(memory, Fraction) else memory
+        free_bytes = available() if free_bytes is None else free_bytes
+        self.limit_bytes = int(memory * free_bytes) if isinstance(memory, Fraction) else memory
         self.reserved_bytes = 0
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ class PoolLifecycle:
     def create(self, connection: Connection, request_id: int, body: messages.CreatePool) -> None:
         _check_create(body)
         self._check_fds()
-        chunk = messages.ChunkInfo(kind=self._keeper.memory.handle_kind, size_bytes=body.buffer_size_bytes)
+        chunk = self._keeper.device.chunk(body.handle_kind, body.buffer_size_bytes)
         pool, created = self._pools.create(body.name, body.plan_id, body.plan, [chunk])
         if created:
             log("pool_creating", pool_id=pool.pool_id, name=pool.name, size_bytes=pool.size_bytes)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from kvpage.errors import Conflict, KvpageError
-from kvpage.memory.base import MemoryKind
 from kvpage.memory.host import HostMemory
 from kvpage_server.control_block import ControlRecord, write_control_block
+from kvpage_server.worker_device import DeviceMemory
 from kvpage_server.worker_helper import Helper
 from kvpage_server.worker_loop import Loop
-from kvpage_server.worker_pools import Pool, PoolMemory
+from kvpage_server.worker_pools import Pool, PoolMemory, with_handles
 
 
 class MemoryKeeper:
     """Commits and closes the memory of pools. Every callback runs in the loop."""
 
-    def __init__(self, loop: Loop, memory: MemoryKind, control_memory: HostMemory) -> None:
-        self.memory = memory
+    def __init__(self, loop: Loop, device: DeviceMemory, control_memory: HostMemory) -> None:
+        self.device = device
         self.control_memory = control_memory
         self._loop = loop
         self._committing = Helper("commit", loop.post)
@@ -44,8 +46,10 @@ class MemoryKeeper:
     def _commit(self, record: ControlRecord, report: Callable[[int], None]) -> PoolMemory:
         report(0)
         with contextlib.ExitStack() as undo:
+            (info,) = record.chunks
+            chunk = undo.enter_context(self.device.kind(info.kind).create(info.size_bytes, report))
+            record = replace(record, chunks=list(with_handles(record.chunks, [chunk])))
             control = undo.enter_context(write_control_block(record, self.control_memory))
-            chunk = undo.enter_context(self.memory.create(record.buffer_size_bytes, report))
             undo.pop_all()
             return PoolMemory(chunks=(chunk,), control=control)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from kvpage.errors import Conflict, KvpageError, PoolNotFound, StaleHandle, shorten
 from kvpage.memory.base import Chunk
@@ -149,7 +151,7 @@ class PoolTable:
         chunks = tuple(chunks)
         there = self._named(name)
         if there is not None and there.state != "failed":
-            self._require_same(there, plan_id, sum(chunk.size_bytes for chunk in chunks))
+            self._require_same(there, plan_id, chunks)
             return there, False
         pool = Pool(pool_id=f"pool-{secrets.token_hex(8)}", name=name, plan_id=plan_id, plan=plan, chunks=chunks)
         promised = sum(pool.size_bytes - pool.committed_bytes for pool in self if pool.state == "creating")
@@ -160,13 +162,14 @@ class PoolTable:
         self._pools[pool.pool_id] = pool
         return pool, True
 
-    def _require_same(self, pool: Pool, plan_id: str, size_bytes: int) -> None:
+    def _require_same(self, pool: Pool, plan_id: str, chunks: Sequence[ChunkInfo]) -> None:
         if pool.state == "deleting":
             raise Conflict(f"pool {shorten(pool.name)} is being deleted; try again", details={"state": pool.state})
-        if (pool.plan_id, pool.size_bytes) != (plan_id, size_bytes):
+        there, asked = ([(chunk.kind, chunk.size_bytes) for chunk in some] for some in (pool.chunks, chunks))
+        if (pool.plan_id, there) != (plan_id, asked):
             raise Conflict(
-                f"pool {shorten(pool.name)} exists with plan {pool.plan_id} and {pool.size_bytes} bytes, not with"
-                f" {plan_id} and {size_bytes}; delete it or choose another name",
+                f"pool {shorten(pool.name)} exists with plan {pool.plan_id} and {_sizes(there)}, not with {plan_id} and"
+                f" {_sizes(asked)}; delete it or choose another name",
                 details={"pool_id": pool.pool_id, "plan_id": pool.plan_id},
             )
 
@@ -203,6 +206,7 @@ class PoolTable:
 
     def become_ready(self, pool: Pool, memory: PoolMemory) -> None:
         pool.state, pool.memory, pool.committed_bytes = "ready", memory, pool.size_bytes
+        pool.chunks = with_handles(pool.chunks, memory.chunks)
 
     def become_failed(self, pool: Pool, error: KvpageError) -> None:
         """The pool stays to tell why; what it had reserved is free again."""
@@ -255,6 +259,15 @@ class PoolTable:
         for pool in self:
             if (pool.memory is not None) != (pool.state == "ready") or (pool.holders and pool.state != "ready"):
                 raise AssertionError(f"{self!r}: pool {pool.pool_id} has memory or holders in state {pool.state}")
+
+
+def with_handles(infos: Iterable[ChunkInfo], chunks: Iterable[Chunk]) -> tuple[ChunkInfo, ...]:
+    """The descriptions of chunks that have been made."""
+    return tuple(replace(info, handle=chunk.handle) for info, chunk in zip(infos, chunks, strict=True))
+
+
+def _sizes(chunks: list[tuple[str, int]]) -> str:
+    return ", ".join(f"{size_bytes} bytes of {kind}" for kind, size_bytes in chunks)
 
 
 def held(pool: Pool) -> Conflict:

@@ -46,7 +46,7 @@ class Requests:
         on_kept: Callable[[], None],
     ) -> None:
         self._pools = pools
-        self._handle_kinds = [keeper.memory.handle_kind]
+        self._handle_kinds = list(keeper.device.kinds)
         self._window = window
         self._handover = handover
         self._retirement = retirement

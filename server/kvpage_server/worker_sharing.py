@@ -101,7 +101,7 @@ class PoolSharing:
             undo.pop_all()
         keeper = self._keeper
         record, memory = import_pool(
-            body.chunks, fds, device=self._pools.device, memory=keeper.memory, control_memory=keeper.control_memory
+            body.chunks, fds, device=self._pools.device, memory=keeper.device, control_memory=keeper.control_memory
         )
         with contextlib.ExitStack() as undo:
             undo.callback(memory.close)

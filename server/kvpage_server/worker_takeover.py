@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvpage.errors import Conflict, DeviceUnavailable, PoolNotFound, ProtocolError, WorkerLost
-from kvpage.memory.base import MemoryKind
 from kvpage.memory.host import HostMemory
 from kvpage.wire import messages, succession
 from kvpage.wire.channel import close_fds
 from kvpage.wire.client import Reply, WorkerClient
 from kvpage.wire.credentials import pidfd_of
 from kvpage_server.control_block import ControlRecord
+from kvpage_server.worker_device import DeviceMemory
 from kvpage_server.worker_import import import_pool
 from kvpage_server.worker_log import log
 from kvpage_server.worker_pools import PoolMemory
@@ -43,7 +43,7 @@ class Estate:
 class Takeover:
     """The connection to the predecessor. Closing it before `finish` leaves everything with the predecessor."""
 
-    def __init__(self, socket_path: Path, device: str, memory: MemoryKind, control_memory: HostMemory) -> None:
+    def __init__(self, socket_path: Path, device: str, memory: DeviceMemory, control_memory: HostMemory) -> None:
         """Raises `WorkerLost` when no worker listens."""
         self._client = WorkerClient(socket_path, role="api", client_name="kvpage worker --replace")
         self._pidfd = pidfd_of(self._client.fileno())
