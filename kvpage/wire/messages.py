@@ -140,6 +140,8 @@ class DeletePool(Body, frozen=True, kw_only=True):
     pool_id: PoolId
     timeout_s: WaitS = 0.0
     """How long holders may take to let go."""
+    force: bool = False
+    """Forget a pool that is still held then. Its memory stays in use until its holders have let go."""
 
 
 class Attach(Body, frozen=True, kw_only=True):
@@ -191,6 +193,9 @@ class DeviceState(Body, frozen=True, kw_only=True):
     handle_kinds: list[str]
     memory_limit_bytes: Id
     reserved_bytes: Id
+    """Of pools, and of forgotten pools that are still held."""
+    pinned_bytes: Id
+    """Of the latter alone."""
     num_pools: Id
     num_clients: Id
 
@@ -207,6 +212,11 @@ class PoolList(Body, frozen=True, kw_only=True):
 
 class PoolDeleted(Body, frozen=True, kw_only=True):
     pool_id: PoolId
+    pinned_bytes: SizeBytes | None = None
+    """What the holders of a pool that was forgotten keep in use; None when the memory has been given back."""
+    num_holders: Id = 0
+    holders: list[Holder] = msgspec.field(default_factory=list)
+    """The first `MAX_HOLDERS_NAMED` of those."""
 
 
 class Attached(Body, frozen=True, kw_only=True):

@@ -61,6 +61,9 @@ class PoolLifecycle:
     def delete(self, connection: Connection, request_id: int, body: messages.DeletePool) -> None:
         pool = self._pools.get(body.pool_id)
         connection.require_room_to_wait()
+        if pool.holders and body.force and body.timeout_s == 0:
+            connection.reply(request_id, self._forget(pool))
+            return
         if not pool.holders or body.timeout_s == 0:
             self._delete(pool, [(connection, request_id)])
             return
@@ -70,13 +73,32 @@ class PoolLifecycle:
             request_id,
             on_removed=messages.PoolDeleted(pool_id=pool.pool_id),
             timeout_s=body.timeout_s,
-            on_timeout=lambda: held(pool),
+            on_timeout=lambda: self._forget(pool) if body.force else held(pool),
         )
 
     def released(self, pool: Pool) -> None:
         """A hold on the pool has ended; if it was the last one, a deletion may go on."""
         if not pool.holders and (asked := self._until_free.take(pool)):
             self._delete(pool, asked)
+
+    def _forget(self, pool: Pool) -> messages.PoolDeleted:
+        """The pool is gone, its memory is not: say who keeps it."""
+        reply = messages.PoolDeleted(
+            pool_id=pool.pool_id,
+            pinned_bytes=pool.reserved_bytes,
+            num_holders=len(pool.holders),
+            holders=list(pool.holders.values())[: messages.MAX_HOLDERS_NAMED],
+        )
+        memory = self._pools.forget(pool)
+        log(
+            "pool_forgotten", level="warning", pool_id=pool.pool_id, name=pool.name, pinned_bytes=pool.reserved_bytes,
+            pids=[holder.pid for holder in reply.holders],
+        )  # fmt: skip
+        if memory is not None:
+            self._keeper.close(memory, lambda: None)
+        for other, other_id in self._until_free.take(pool):
+            other.reply(other_id, reply)
+        return reply
 
     def _delete(self, pool: Pool, asked: list[tuple[Connection, int]]) -> None:
         previous = pool.state

@@ -3,6 +3,9 @@
 creating ──► ready ──► deleting ──► (gone)
     ├──────► failed ──────┘  │
     └────────────────────────┘
+
+A pool that is held can only be forgotten: it is gone for whoever looks, and counts against the budget until the last
+hold has ended, because nobody can take memory back from a process that has mapped it.
 """
 
 from __future__ import annotations
@@ -80,6 +83,8 @@ class PoolTable:
         self.next_hold_id = 1
         self.budget = budget
         self._pools: dict[str, Pool] = {}
+        self._forgotten: dict[str, Pool] = {}
+        """Still held."""
 
     def __repr__(self) -> str:
         states = ", ".join(f"{pool.name}: {pool.state}, {len(pool.holders)} holders" for pool in self)
@@ -225,6 +230,18 @@ class PoolTable:
         memory, pool.memory = pool.memory, None
         return memory
 
+    def forget(self, pool: Pool) -> PoolMemory | None:
+        """Part with a pool that is held. Returns the worker's own claim to the memory, to be closed."""
+        pool.state = "deleting"
+        memory, pool.memory = pool.memory, None
+        self._forgotten[pool.pool_id] = self._pools.pop(pool.pool_id)
+        return memory
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What the holders of forgotten pools keep in use."""
+        return sum(pool.reserved_bytes for pool in self._forgotten.values())
+
     def remove(self, pool: Pool) -> None:
         """Forget a pool whose memory is closed."""
         del self._pools[pool.pool_id]
@@ -250,15 +267,21 @@ class PoolTable:
 
     def release(self, pool: Pool, hold_id: int) -> None:
         del pool.holders[hold_id]
+        if not pool.holders and pool.pool_id in self._forgotten:
+            del self._forgotten[pool.pool_id]
+            self._release_budget(pool)
 
     def check(self) -> None:
         """Re-derive what the budget says from the pools. Raises AssertionError."""
-        expected = sum(pool.reserved_bytes for pool in self)
+        expected = sum(pool.reserved_bytes for pool in self) + self.pinned_bytes
         if self.budget.reserved_bytes != expected:
             raise AssertionError(f"{self!r}: the pools have reserved {expected} bytes")
         for pool in self:
             if (pool.memory is not None) != (pool.state == "ready") or (pool.holders and pool.state != "ready"):
                 raise AssertionError(f"{self!r}: pool {pool.pool_id} has memory or holders in state {pool.state}")
+        for pool in self._forgotten.values():
+            if pool.memory is not None or not pool.holders:
+                raise AssertionError(f"{self!r}: pool {pool.pool_id} is forgotten and has memory or no holders")
 
 
 def with_handles(infos: Iterable[ChunkInfo], chunks: Iterable[Chunk]) -> tuple[ChunkInfo, ...]:

@@ -179,6 +179,7 @@ class Requests:
             handle_kinds=self._handle_kinds,
             memory_limit_bytes=self._pools.budget.limit_bytes,
             reserved_bytes=self._pools.budget.reserved_bytes,
+            pinned_bytes=self._pools.pinned_bytes,
             num_pools=len(self._pools),
             num_clients=self._num_clients(),
         )
