@@ -210,9 +210,15 @@ def error_from_code(
     return kind(message, details=details, errors=errors)
 
 
+def printable(text: str) -> str:
+    """`text` with everything escaped that a terminal might obey, or that cannot be encoded."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def shorten(value: object) -> str:
     """`value` as printable text of at most `MAX_ECHO_CHARS` characters, for use in messages."""
     text = value if isinstance(value, str) else repr(value)
-    # Escape first: what cannot be encoded grows to six characters each.
-    text = text[: MAX_ECHO_CHARS + 1].encode("utf-8", "backslashreplace").decode("utf-8")
+    text = printable(text[: MAX_ECHO_CHARS + 1])  # before it is cut: what is escaped grows
     return text if len(text) <= MAX_ECHO_CHARS else text[: MAX_ECHO_CHARS - 1] + "…"

@@ -129,6 +129,8 @@ def _checked_name(name: str) -> str:
         raise SpecInvalid("name is not encodable as UTF-8 (a lone surrogate)") from None
     if not 1 <= length <= MAX_NAME_BYTES:
         raise SpecInvalid(f"name is {length} bytes long; 1 to {MAX_NAME_BYTES} are allowed")
+    if not name.isprintable():
+        raise SpecInvalid(f"name '{shorten(name)}' has characters that cannot be printed; leave them out")
     return name
 
 

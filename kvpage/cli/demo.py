@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -31,7 +32,7 @@ _console = Console(highlight=False, soft_wrap=True)
 
 def run_demo(memory_bytes: int, keep: Path | None) -> None:
     """Plan two models, create their pools on a service of our own, write in one process, check in another."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what was started is ended
+    _end_tidily()
     with _run_directory(keep) as run_dir, _service(run_dir), Client(run_dir=run_dir) as client:
         for name, title, request in (
             ("mimo", "MiMo: target heads of 192, draft heads of 128 (pages 3:2)", target_and_draft(memory_bytes)),
@@ -40,6 +41,20 @@ def run_demo(memory_bytes: int, keep: Path | None) -> None:
             _console.rule(title)
             _run_model(client, run_dir, name, request)
     _console.print("\n[bold]all values right[/], padding untouched, no process left behind")
+
+
+def _end_tidily() -> None:
+    """Let the first signal that ends the demo also end what it started. Closing a terminal may send several."""
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+    def end(number: int, _: FrameType | None) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for each in signals:
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
+            signal.signal(each, end)
 
 
 def _run_model(client: Client, run_dir: str, name: str, request: dict[str, Any]) -> None:

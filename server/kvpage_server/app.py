@@ -17,6 +17,7 @@ from kvpage.planner.planner import plan as plan_request
 from kvpage_server import openapi, routes_health, routes_plans, routes_pools
 from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, read_token
 from kvpage_server.cached_plans import CachedPlans
+from kvpage_server.farewell import say_farewell
 from kvpage_server.plan_cache import PlanCache
 from kvpage_server.planning import Planner, PlanService
 from kvpage_server.problems import install_handlers
@@ -55,6 +56,7 @@ def create_app(
                 yield
             finally:
                 announcing.cancel()
+                await say_farewell(supervisor, settings)
                 await supervisor.stop()
 
     app = Application(

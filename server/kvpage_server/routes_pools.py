@@ -25,7 +25,6 @@ from kvpage_server.supervisor import NewPool
 MAX_NAME_BYTES = 256
 
 _FAULT_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,8 +159,9 @@ def _pool_request(body: bytes, max_bytes: int) -> PoolRequest:
     except msgspec.ValidationError as error:
         raise _located(str(error)) from None
     size_bytes = len(asked.name.encode())
-    if not 1 <= size_bytes <= MAX_NAME_BYTES or _CONTROL_CHARACTER.search(asked.name):
-        text = f"name has {size_bytes} bytes; it must have 1 to {MAX_NAME_BYTES} and no control characters"
+    if not 1 <= size_bytes <= MAX_NAME_BYTES or not asked.name.isprintable():
+        name = f"name '{shorten(asked.name)}' has {size_bytes} bytes"
+        text = f"{name}; it must have 1 to {MAX_NAME_BYTES}, and printable characters only"
         raise SpecInvalid(text, errors=[FieldError("/name", text)])
     return asked
 

@@ -29,7 +29,7 @@ logger = logging.getLogger("kvpage.api")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT, which then also ends the process. Returns 1 when it could not start."""
+    """Serve until SIGTERM, SIGHUP or SIGINT, which then also ends the process. Returns 1 when it could not start."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(from_command_line(arguments, os.environ))
@@ -51,6 +51,7 @@ def serve(settings: Settings) -> None:
     try:
         app = create_app(settings, on_shutdown=listeners.close)
         server = _Server(_configuration(app, intake), app)
+        _end_with_terminal(server)
         for address in listeners.addresses:
             logger.info("listening on %s", address)
         server.run(listeners.sockets)
@@ -67,6 +68,12 @@ def check_startable(settings: Settings) -> None:
             raise NotSupported(f"device {shorten(device)}: this version serves host memory only; use --device host")
 
 
+def _end_with_terminal(server: uvicorn.Server) -> None:
+    """Let SIGHUP end the server as SIGTERM does, unless it was started to outlive its terminal (nohup)."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
+
+
 class _Server(uvicorn.Server):
     """Tells the application at the signal, before the listeners are closed and requests in flight are waited for."""
 
@@ -78,6 +85,8 @@ class _Server(uvicorn.Server):
         services = getattr(self._app.state, "services", None)
         if isinstance(services, Services):
             services.pools.drain()
+        if sig == signal.SIGHUP:  # uvicorn raises it again at the end: it shall then end the process, as SIGTERM does
+            signal.signal(sig, signal.SIG_DFL)
         super().handle_exit(sig, frame)
 
 

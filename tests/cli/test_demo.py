@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,16 +27,40 @@ def test_the_demo_plans_shares_and_checks_two_models() -> None:
     assert "all values right" in done.stdout
 
 
-def test_a_demo_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
-    """Ended as soon as its server is there: the server, its worker and their folder go with it."""
+@pytest.mark.parametrize("to_group", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_demo_that_is_told_to_end_leaves_nothing(tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
+    """Ended as soon as its server is there: the server, its worker and their folder go with it. A terminal that is
+    closed tells all of them, more than once.
+    """
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here, and so in every child")
     environment = os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "100"}
-    with subprocess.Popen([*COMMAND, "demo", "--memory", "64MiB"], stdout=subprocess.PIPE, env=environment) as demo:
+    command = [*COMMAND, "demo", "--memory", "64MiB"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as demo:
         assert demo.stdout is not None
         assert demo.stdout.readline(), "the first line is printed once the server is ready"
-        demo.terminate()
+        for _ in range(2 if to_group else 1):
+            (os.killpg if to_group else os.kill)(demo.pid, number)
         demo.stdout.read()
-        assert demo.wait(60) == 128 + signal.SIGTERM
+        assert demo.wait(60) == 128 + number
     assert list(tmp_path.iterdir()) == []
+    assert processes_naming(tmp_path) == []
+
+
+def processes_naming(path: Path) -> list[str]:
+    """Command lines that name `path`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [text for text in [process.read_bytes().replace(b"\0", b" ").decode()] if str(path) in text]
+    return found
+
+
+def test_the_search_for_processes_finds_them(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()", str(tmp_path)], stdin=subprocess.PIPE) as child:
+        assert len(processes_naming(tmp_path)) == 1
+        child.communicate()
 
 
 @pytest.fixture(params=[target_and_draft, hybrid], ids=["3:2", "hybrid"])

@@ -126,13 +126,18 @@ def test_arbitrary_media_types_are_answered(api: SyncApi, declared: bytes) -> No
     assert "x" * 201 not in response.text
 
 
+def _named(name: str) -> dict[str, Any]:
+    return {**small_request()["layers"][0], "count": 1, "name": name}
+
+
 POOL_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({}, ""),
     ({"name": "a"}, ""),
     ({"request": small_request()}, ""),
     ({"name": "", "request": small_request()}, "/name"),
     ({"name": "n" * 257, "request": small_request()}, "/name"),
-    ({"name": "line\nbreak", "request": small_request()}, "/name"),
+    *(({"name": f"a{char}b", "request": small_request()}, "/name") for char in "\n\x00\x1b\x7f\x9b\u2028\u202e\ufeff"),
+    ({"name": "a", "request": small_request(layers=[_named("a\x1b[31mb")])}, "/request/layers/0/name"),
     ({"name": 1, "request": small_request()}, "/name"),
     ({"name": "a", "request": []}, "/request"),
     ({"name": "a", "request": small_request(), "plan_id": "sha256:00"}, "/plan_id"),
@@ -149,4 +154,5 @@ def test_faults_of_a_pool_request_point_into_the_whole_body(api: SyncApi, body: 
     response = api.post("/v1/pools", json.dumps(body).encode())
     assert response.status_code == 422
     assert response.json()["errors"][0]["pointer"] == pointer
+    assert response.json()["detail"].isprintable()
     assert "x" * 201 not in response.text

@@ -214,12 +214,41 @@ def test_workers_can_be_left_running(service: ApiService) -> None:
             assert client.find_pool("mimo").state == "ready"
 
 
-def test_sigterm_leaves_no_process_and_no_socket(service: ApiService) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_leaves_no_process_and_no_socket(service: ApiService, number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here, and so in every child")
     worker = service.worker_pid()
-    assert service.terminate() == -signal.SIGTERM
+    service.ask_to_end(number)
+    assert service.wait() == -number
     assert not is_alive(worker)
     assert worker_pids(service.run_directory) == []
     assert sorted(path.name for path in service.run_directory.path.glob("*.sock")) == []
+
+
+def test_the_hang_up_of_a_terminal_is_ignored_under_nohup(no_leaks: None, run_dir: Path) -> None:
+    program = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN); runpy.run_module('kvpage_server', run_name='__main__')"
+    with ApiService(run_dir, command=[sys.executable, "-c", program, "serve"]) as service:
+        service.ask_to_end(signal.SIGHUP)
+        with service.client() as client:
+            assert client.health().status == "ready"
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_the_log_of_a_server_that_ends_names_the_pools_and_their_holders(
+    no_leaks: None, run_dir: Path, leave: bool
+) -> None:
+    with ApiService(run_dir, *["--leave-workers"] * leave) as service:
+        with service.client() as client:
+            held, free = (client.create_pool(small_request(), name=name) for name in ("held", "free"))
+        with kvpage.attach("held", run_dir=str(run_dir), client_name="the engine"):
+            service.terminate()
+        fate = "stays with its worker" if leave else "ends with this server"
+        lines = [line for line in service.log().splitlines() if fate in line]
+        assert any(
+            held.id in line and f"held by pid {os.getpid()} " in line and "(the engine)" in line for line in lines
+        )
+        assert any(free.id in line and "held by nobody" in line for line in lines)
 
 
 @pytest.mark.skipif(
