@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Mapping as ReadOnlyDict
 from typing import TYPE_CHECKING, Self
 
+from kvpage.client.hold import Hold
 from kvpage.client.views import BufferViews, ElementView, PlannedViews, Wrap
 from kvpage.errors import NotFound, SpecInvalid, StaleHandle, shorten
 from kvpage.memory.base import Mapping
@@ -24,11 +25,9 @@ class Attachment:
     so, when the last of them dies. A forked child has neither: attach again there.
     """
 
-    def __init__(
-        self, views: PlannedViews, pool: PoolState, mapping: Mapping, wrap: Wrap, connection_ended: Callable[[], bool]
-    ) -> None:
+    def __init__(self, views: PlannedViews, pool: PoolState, mapping: Mapping, wrap: Wrap, hold: Hold) -> None:
         """Use `kvpage.attach` or `Connection.attach`."""
-        self._connection_ended = connection_ended
+        self._hold = hold
         self._plan = views.plan
         self._pool = pool
         self._pid = os.getpid()
@@ -66,12 +65,13 @@ class Attachment:
 
     @property
     def detached(self) -> bool:
-        """Whether the worker knows nothing of this attachment any more: it died, or the connection to it ended.
+        """Whether the worker knows nothing of this attachment any more: it died, the connection to it ended, or this
+        was closed and the last tensor is gone.
 
-        The memory goes on to be readable and writable, and is not given back before it is unmapped here; but the pool
-        can be deleted meanwhile. Attach again, naming the `epoch`, before relying on it.
+        Before that the memory goes on to be readable and writable, and is not given back before it is unmapped here;
+        but the pool can be deleted meanwhile. Attach again, naming the `epoch`, before relying on it.
         """
-        return self._connection_ended()
+        return self._hold.ended
 
     @property
     def tensors(self) -> Tensors:
@@ -98,10 +98,13 @@ class Attachment:
         return found[0]
 
     def close(self) -> None:
-        """Give up the claim on the memory. May be called twice."""
-        mapping, self._mapping, self._tensors = self._mapping, None, None
-        if mapping is not None and os.getpid() == self._pid:
-            mapping.close()
+        """Give up the claim on the memory. May be called twice, and again when it was interrupted."""
+        self._tensors = None
+        if self._mapping is not None and os.getpid() == self._pid:
+            self._mapping.close()
+            if self._mapping.unmapped:
+                self._hold.release()
+        self._mapping = None
 
     def __enter__(self) -> Self:
         return self

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
 from kvpage.client.attachment import Attachment
+from kvpage.client.finding import device_with, find_run_directory, served_socket
+from kvpage.client.hold import Hold, Holds
 from kvpage.client.patience import Patience
-from kvpage.client.views import PlannedViews, Wrap, wrap_host
-from kvpage.errors import (
-    Conflict,
-    DeviceUnavailable,
-    KvpageError,
-    PoolNotFound,
-    ProtocolError,
-    StaleHandle,
-    WorkerLost,
-    shorten,
-)
+from kvpage.client.views import PlannedViews, Wrap, wrap_mapping
+from kvpage.errors import DeviceUnavailable, KvpageError, ProtocolError, StaleHandle, shorten
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.host import HostMemory
+from kvpage.owned import Descriptors, keep
 from kvpage.plans import Plan
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages
-from kvpage.wire.channel import close_fds
 from kvpage.wire.client import WorkerClient
+from kvpage.wire.connecting import system_error
+from kvpage.wire.values import MAX_NAME_BYTES
 
 MAX_KNOWN_PLANS = 16
+DEFAULT_TIMEOUT_S = 10.0
+SHORTEST_ANSWER_S = 1.0
+"""A worker that is there is given this long to answer, even by those who would not wait for one."""
 
 
 def attach(
@@ -42,97 +40,82 @@ def attach(
     plan_id: str | None = None,
     epoch: str | None = None,
     client_name: str | None = None,
-    wrap: Wrap = wrap_host,
-    timeout_s: float = 10.0,
+    wrap: Wrap = wrap_mapping,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Attachment:
     """Map pool `name` into this process. Needs only the worker; the pool stays held until the memory is unmapped.
 
     `device`: ask this one only; else every worker in the run directory. `plan_id`, `epoch`: refuse any other.
     `wrap`: how the mapped memory becomes a uint8 tensor. `timeout_s`: how long to go on trying while no worker answers
-    or it refuses for now (`error.retryable`): a worker that dies has a successor soon.
+    or it refuses for now (`error.retryable`): a worker that dies has a successor soon. 0: once.
 
     Raises `PoolNotFound`, `Conflict` (several devices have the name, or the pool is not ready), `StaleHandle`,
-    `WorkerLost`, `DeviceUnavailable`, `PermissionDenied`.
+    `WorkerLost`, `DeviceUnavailable`, `PermissionDenied`, `SpecInvalid` for arguments that cannot be, `InternalError`
+    when this process has no descriptor left.
     """
-    runs = RunDirectory.default(run_dir)
-    with Patience(runs.path, timeout_s) as patience:
-        while True:
-            try:
-                return _attach_once(name, runs, device, plan_id, epoch, client_name, wrap)
-            except KvpageError as error:
-                patience.wait(error)
-
-
-def _attach_once(
-    name: str,
-    runs: RunDirectory,
-    device: str | None,
-    plan_id: str | None,
-    epoch: str | None,
-    client_name: str | None,
-    wrap: Wrap,
-) -> Attachment:
-    where = device if device is not None else _device_with(name, runs)
-    _check_served(where, runs)
-    connection = Connection(runs.worker_socket(where), client_name=client_name)
-    try:
-        return connection.attach(name, plan_id=plan_id, epoch=epoch, wrap=wrap, owned=True)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def connect(device: str = "host", *, run_dir: str | None = None, client_name: str | None = None) -> Connection:
-    """A connection to one device's worker, for processes that attach often. Raises as `attach` does."""
-    runs = RunDirectory.default(run_dir)
-    _check_served(device, runs)
-    return Connection(runs.worker_socket(device), client_name=client_name)
-
-
-def _check_served(device: str, runs: RunDirectory) -> None:
-    if not runs.worker_socket(device).exists():
-        raise DeviceUnavailable(
-            f"no worker for device {shorten(device)} has a socket in {runs.path}; start one with `kvpage serve`"
-        )
-
-
-def _device_with(name: str, runs: RunDirectory) -> str:
-    devices = [device for device, _ in runs.worker_sockets()]
-    if not devices:
-        raise DeviceUnavailable(f"no device worker has a socket in {runs.path}; start one with `kvpage serve`")
-    if len(devices) == 1:
-        return devices[0]
-    found: list[str] = []
-    lost: list[KvpageError] = []
-    for device in devices:
+    checked_text("name", name, max_bytes=MAX_NAME_BYTES)
+    checked_optional("device", device)
+    patience = Patience(checked_seconds("timeout_s", timeout_s))
+    runs = find_run_directory(run_dir)
+    while True:
+        answer_s = max(patience.left_s, SHORTEST_ANSWER_S)
         try:
-            with WorkerClient(runs.worker_socket(device)) as worker:
-                worker.ask(messages.FindPool(name=name), messages.PoolState)
-                found.append(device)
-        except PoolNotFound:
-            continue
-        except WorkerLost as error:
-            lost.append(error)
-    if len(found) > 1:
-        raise Conflict(f"pool {shorten(name)!r} exists on {', '.join(found)}; name the device")
-    if found:
-        return found[0]
-    if len(lost) == len(devices):
-        raise lost[0]
-    raise PoolNotFound(f"no pool {shorten(name)!r} on {', '.join(devices)}; create it first (`kvpage pools create`)")
+            where = device if device is not None else device_with(name, runs, answer_s)
+            with _connect(where, runs, client_name, answer_s) as connection:
+                return connection.attach(name, plan_id=plan_id, epoch=epoch, wrap=wrap)
+        except KvpageError as error:
+            patience.wait(error)
+
+
+def connect(
+    device: str = "host",
+    *,
+    run_dir: str | None = None,
+    client_name: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Connection:
+    """A connection to one device's worker, for processes that attach often. Raises as `attach` does.
+
+    `timeout_s`: for connecting and for each answer, the wait for other threads that use it included.
+    """
+    return _connect(checked_text("device", device), find_run_directory(run_dir), client_name, timeout_s)
+
+
+def _connect(device: str, runs: RunDirectory, client_name: str | None, timeout_s: float) -> Connection:
+    return Connection(served_socket(device, runs), client_name=client_name, timeout_s=timeout_s)
 
 
 class Connection:
-    """A live connection to one device's worker. Closing it ends no attachment made through it."""
+    """A live connection to one device's worker. Closing it ends no attachment made through it.
 
-    def __init__(self, socket_path: str | os.PathLike[str], *, client_name: str | None = None) -> None:
-        """Raises `WorkerLost`, `PermissionDenied`."""
-        self._client = WorkerClient(socket_path, client_name=_program_name() if client_name is None else client_name)
+    Threads may share it; their requests take turns. Signal handlers and finalisers want one of their own: in the
+    middle of a request of the same thread they are refused with `Conflict`.
+    """
+
+    def __init__(
+        self,
+        socket_path: str | os.PathLike[str],
+        *,
+        client_name: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """`timeout_s`: for the worker's answers, each of them, and for other threads to finish.
+
+        Raises `WorkerLost`, `PermissionDenied`.
+        """
+        checked_optional("client_name", client_name, max_bytes=MAX_NAME_BYTES)
+        self._client = WorkerClient(
+            socket_path,
+            client_name=_program_name() if client_name is None else client_name,
+            timeout_s=checked_seconds("timeout_s", timeout_s),
+        )
+        self._holds = Holds(self._client)
         self._kinds: dict[str, MemoryKind] = {HostMemory.handle_kind: HostMemory()}
         self._plans: OrderedDict[str, PlannedViews] = OrderedDict()
         self._plan_ids: dict[str, str] = {}  # by pool name, as last seen
-        self._users: set[object] = set()  # hold ids, and a token for each attach in progress
-        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<Connection to the worker of {self.device}, {'closed' if self.closed else 'open'}>"
 
     @property
     def device(self) -> str:
@@ -140,7 +123,12 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        return self._closing
+        """Whether nothing more can be attached: it was closed, or has ended from either side.
+
+        It ends when the worker does, when a request is interrupted (by KeyboardInterrupt for example), and in a forked
+        child. Attachments made through it are `detached` then, unless it was closed.
+        """
+        return self._holds.closed or self._client.ended
 
     def __enter__(self) -> Self:
         return self
@@ -150,106 +138,86 @@ class Connection:
 
     def close(self) -> None:
         """Attach no more. The socket, and with it the worker's record of our holds, goes with the last attachment."""
-        self._closing = True
-        self._close_when_unused()
+        self._holds.close()
 
     def attach(
-        self,
-        name: str,
-        *,
-        plan_id: str | None = None,
-        epoch: str | None = None,
-        wrap: Wrap = wrap_host,
-        owned: bool = False,
+        self, name: str, *, plan_id: str | None = None, epoch: str | None = None, wrap: Wrap = wrap_mapping
     ) -> Attachment:
-        """As `kvpage.attach`, over this connection. `owned`: the connection ends with the attachment."""
-        attaching = object()
-        self._users.add(attaching)  # before the look at `_closing`, which `close` sets before it looks at the users
+        """As `kvpage.attach`, over this connection. Also raises `Conflict` inside another request of this thread."""
+        checked_text("name", name, max_bytes=MAX_NAME_BYTES)
+        checked_optional("plan_id", plan_id)
+        checked_optional("epoch", epoch)
+        hold = self._holds.new()
         try:
-            if self._closing:
+            if self._holds.closed:
                 raise StaleHandle(f"the connection to the worker of {self.device} is closed; connect again")
-            return self._attach(name, plan_id, epoch, wrap, owned=owned)
-        finally:
-            self._users.discard(attaching)
-            if self._closing:
-                self._close_when_unused()
+            return self._attach(hold, name, plan_id, epoch, wrap)
+        except BaseException:
+            hold.release()
+            raise
 
-    def _attach(self, name: str, plan_id: str | None, epoch: str | None, wrap: Wrap, *, owned: bool) -> Attachment:
+    def _attach(self, hold: Hold, name: str, plan_id: str | None, epoch: str | None, wrap: Wrap) -> Attachment:
+        self._check_room_for_a_descriptor()
         known = self._plans.get(self._plan_ids.get(name, ""))
         request = messages.Attach(
             name=name, plan_id=plan_id, epoch=epoch, known_plan_id=known.plan.plan_id if known else None
         )
-        reply = self._client.request(request)
-        if not isinstance(reply.body, messages.Attached):
-            close_fds(reply.fds)
-            raise ProtocolError(f"the worker answered an attach with {type(reply.body).__name__}")
-        attached = reply.body
-        with ExitStack() as undo:
-            undo.callback(self._client.send_later, messages.Detach(hold_id=attached.hold_id))
-            views = self._views(attached, reply.fds, known)
-            mapping = self._map(attached, reply.fds, views.plan.buffer_size_bytes)
-            undo.callback(mapping.close)
-            attachment = Attachment(views, attached.pool, mapping, wrap, lambda: self._client.ended)
-            undo.pop_all()
+        self._client.request_into(hold.received, request)
+        attached = hold.received.body
+        if not isinstance(attached, messages.Attached):
+            raise ProtocolError(f"the worker answered an attach with {type(attached).__name__}")
+        views = self._views(attached, known)
+        mapping = self._map(attached, hold.received.fds, views.plan.buffer_size_bytes)
+        hold.received.fds.close()
+        try:
+            attachment = Attachment(views, attached.pool, mapping, wrap, hold)
+        except BaseException:
+            mapping.close()
+            raise
         self._plan_ids[name] = attached.pool.plan_id
-        self._users.add(attached.hold_id)
-        mapping.on_unmapped(self._released(attached.hold_id))
-        if owned:
-            self._closing = True
+        mapping.on_unmapped(hold.release)
         return attachment
 
-    def _views(self, attached: messages.Attached, fds: list[int], known: PlannedViews | None) -> PlannedViews:
-        """The pool's plan, proven once and then remembered; the descriptors are closed if it is refused."""
+    def _check_room_for_a_descriptor(self) -> None:
+        """A descriptor that finds no room is lost, and the connection with it: ask for none then."""
+        room = Descriptors()
         try:
-            if attached.plan is not None:
-                views = PlannedViews(Plan.from_json(attached.plan))
-            elif known is not None:
-                views = known
-            else:
-                raise ProtocolError(f"the worker sent no plan for {attached.pool.plan_id}")
-            plan_id = views.plan.plan_id
-            if plan_id != attached.pool.plan_id:
-                raise ProtocolError(f"the pool names plan {attached.pool.plan_id}, but came with {plan_id}")
-        except BaseException:
-            close_fds(fds)
-            raise
+            keep(room, os.dup, self._client.fileno())
+        except OSError as error:
+            if error.errno != errno.EBADF:  # the connection has ended, which the request will say
+                raise system_error("attaching", error) from error
+        room.close()
+
+    def _views(self, attached: messages.Attached, known: PlannedViews | None) -> PlannedViews:
+        """The pool's plan, proven once and then remembered."""
+        if attached.plan is not None:
+            views = PlannedViews(Plan.from_json(attached.plan))
+        elif known is not None:
+            views = known
+        else:
+            raise ProtocolError(f"the worker sent no plan for {attached.pool.plan_id}")
+        plan_id = views.plan.plan_id
+        if plan_id != attached.pool.plan_id:
+            raise ProtocolError(f"the pool names plan {attached.pool.plan_id}, but came with {plan_id}")
         self._plans[plan_id] = views
         self._plans.move_to_end(plan_id)
         if len(self._plans) > MAX_KNOWN_PLANS:
             self._plans.popitem(last=False)
         return views
 
-    def _map(self, attached: messages.Attached, fds: list[int], size_bytes: int) -> Mapping:
-        """Map the one chunk of the pool; the descriptors are closed whatever happens."""
-        try:
-            if len(fds) != 1 or len(attached.chunks) != 1:
-                raise ProtocolError(f"pool {attached.pool.name!r} came with {len(fds)} descriptors; one is expected")
-            chunk = attached.chunks[0]
-            if chunk.size_bytes != size_bytes:
-                raise ProtocolError(f"pool {attached.pool.name!r} has {chunk.size_bytes} bytes, its plan {size_bytes}")
-            kind = self._kinds.get(chunk.kind)
-            if kind is None:
-                raise DeviceUnavailable(
-                    f"pool {attached.pool.name!r} is memory of kind {shorten(chunk.kind)!r}, which is not mapped here"
-                )
-        except BaseException:
-            close_fds(fds)
-            raise
-        with kind.import_chunk(fds[0], chunk.size_bytes) as imported:
-            return imported.map()
-
-    def _released(self, hold_id: int) -> Callable[[], None]:
-        def tell_worker() -> None:
-            self._users.discard(hold_id)
-            self._client.send_later(messages.Detach(hold_id=hold_id))
-            if self._closing:
-                self._close_when_unused()
-
-        return tell_worker
-
-    def _close_when_unused(self) -> None:
-        if not self._users:
-            self._client.close()
+    def _map(self, attached: messages.Attached, fds: Descriptors, size_bytes: int) -> Mapping:
+        """Map the one chunk of the pool."""
+        if len(fds) != 1 or len(attached.chunks) != 1:
+            raise ProtocolError(f"pool {attached.pool.name!r} came with {len(fds)} descriptors; one is expected")
+        chunk = attached.chunks[0]
+        if chunk.size_bytes != size_bytes:
+            raise ProtocolError(f"pool {attached.pool.name!r} has {chunk.size_bytes} bytes, its plan {size_bytes}")
+        kind = self._kinds.get(chunk.kind)
+        if kind is None:
+            raise DeviceUnavailable(
+                f"pool {attached.pool.name!r} is memory of kind {shorten(chunk.kind)!r}, which is not mapped here"
+            )
+        return kind.map_chunk(fds[0], chunk.size_bytes)
 
 
 def _program_name() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 
 from kvpage.memory.host import HostMemory
@@ -77,20 +77,19 @@ class FakeCalls(HostCalls):
         self.open_fds.discard(fd)
         super().close(fd)
 
-    def map(self, fd: int, size_bytes: int, writable: bool) -> int:
+    def map(self, kept: deque[int], fd: int, size_bytes: int, writable: bool) -> None:
         self._count("map")
-        address = super().map(fd, size_bytes, writable)
-        self.open_maps.add(address)
-        return address
+        super().map(kept, fd, size_bytes, writable)
+        self.open_maps.update(kept)
 
     def keep_from_children(self, address: int, size_bytes: int) -> None:
         self._count("keep_from_children")
         super().keep_from_children(address, size_bytes)
 
-    def unmap(self, address: int, size_bytes: int) -> None:
+    def unmap(self, kept: deque[int], size_bytes: int) -> None:
         self.counts["unmap"] += 1
-        self.open_maps.discard(address)
-        super().unmap(address, size_bytes)
+        self.open_maps.difference_update(kept)
+        super().unmap(kept, size_bytes)
 
 
 class FakeMemory(HostMemory):

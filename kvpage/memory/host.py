@@ -60,6 +60,7 @@ class HostMemory(MemoryKind):
     """`calls` and `available` are arguments so that a test can let them fail."""
 
     handle_kind: ClassVar[str] = "memfd"
+    unit_bytes = 4096
 
     def __init__(self, calls: HostCalls | None = None, available: Callable[[], int] = available_host_bytes) -> None:
         self._calls = calls or HostCalls()
@@ -97,14 +98,21 @@ class HostMemory(MemoryKind):
                 details={"needed_bytes": needed_bytes, "available_bytes": available_bytes},
             )
 
-    def import_chunk(self, fd: int, size_bytes: int) -> HostChunk:
+    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> HostChunk:
         with contextlib.ExitStack() as undo, _errors_named("importing", size_bytes):
             undo.callback(self._calls.close, fd)
-            self._check_import(fd, checked_size(size_bytes))
+            self._check_import(fd, checked_size(size_bytes), handle)
             undo.pop_all()
             return HostChunk(self._calls, fd, size_bytes)
 
-    def _check_import(self, fd: int, size_bytes: int) -> None:
+    def map_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> HostMapping:
+        with _errors_named("mapping", size_bytes):
+            self._check_import(fd, checked_size(size_bytes), handle)
+            return HostMapping(self._calls, fd, size_bytes, writable=True)
+
+    def _check_import(self, fd: int, size_bytes: int, handle: bytes) -> None:
+        if handle:
+            raise ProtocolError(f"a memfd came with a handle of {len(handle)} bytes; it has none")
         try:
             seals = self._calls.seals(fd)
         except OSError as error:

@@ -9,6 +9,9 @@ import ctypes
 import fcntl
 import mmap
 import os
+from collections import deque
+
+from kvpage.owned import give_back, keep
 
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, Linux 5.1; no constant in Python 3.11
@@ -66,18 +69,22 @@ class HostCalls:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def map(self, fd: int, size_bytes: int, writable: bool) -> int:
-        """Address of the mapping. Not `mmap.mmap`, which keeps a descriptor and unmaps under the feet of its users."""
+    def map(self, kept: deque[int], fd: int, size_bytes: int, writable: bool) -> None:
+        """Puts the address of the mapping into `kept`.
+
+        Not `mmap.mmap`, which keeps a descriptor and unmaps under the feet of its users.
+        """
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address: int | None = _libc.mmap(None, size_bytes, protection, mmap.MAP_SHARED, fd, 0)
-        if address is None or address == _MAP_FAILED:
+        keep(kept, _libc.mmap, None, size_bytes, protection, mmap.MAP_SHARED, fd, 0)
+        if kept[-1] == _MAP_FAILED:
+            kept.pop()
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        return address
 
     def keep_from_children(self, address: int, size_bytes: int) -> None:
         """A forked child does not get the mapping."""
         _checked(_libc.madvise(address, size_bytes, mmap.MADV_DONTFORK))
 
-    def unmap(self, address: int, size_bytes: int) -> None:
-        _checked(_libc.munmap(address, size_bytes))
+    def unmap(self, kept: deque[int], size_bytes: int) -> None:
+        """Takes the address out of `kept`. It fails for no mapping that exists, so nobody is told."""
+        give_back(kept, _libc.munmap, size_bytes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,20 +19,33 @@ from kvpage.memory.host_calls import HostCalls
 class _Region:
     """A range of addresses and those who want to know when it is unmapped. Holds nothing that keeps it mapped."""
 
-    def __init__(self, calls: HostCalls, address: int, size_bytes: int) -> None:
+    def __init__(self, calls: HostCalls, size_bytes: int) -> None:
+        """Nothing is mapped yet."""
         self._calls = calls
-        self.address = address
         self.size_bytes = size_bytes
+        self.address = 0
         self._pid = os.getpid()
         self._callbacks: list[Callable[[], None]] = []
-        self.unmapped = False
+        self._kept: deque[int] = deque()  # the address while it is mapped
+
+    @property
+    def unmapped(self) -> bool:
+        return not self._kept
+
+    def map(self, fd: int, *, writable: bool) -> None:
+        """Raises `OSError`."""
+        self._calls.map(self._kept, fd, self.size_bytes, writable)
+        self.address = self._kept[0]
+        self._calls.keep_from_children(self.address, self.size_bytes)
 
     def unmap(self) -> None:
-        if os.getpid() != self._pid:
-            return  # a forked child never had this memory; something else may be at the address
-        self._calls.unmap(self.address, self.size_bytes)
-        self.unmapped = True
-        self._notify()
+        if self._kept and os.getpid() == self._pid:  # else a forked child, where something else may be at the address
+            self._calls.unmap(self._kept, self.size_bytes)
+            self._notify()
+
+    def __del__(self, _at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_kept") and not _at_exit():  # an interruption can come before it is made, and after
+            self.unmap()
 
     def on_unmapped(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -53,15 +68,17 @@ class HostMapping(Mapping):
 
     def __init__(self, calls: HostCalls, fd: int, size_bytes: int, *, writable: bool) -> None:
         """Raises `OSError`."""
-        address = calls.map(fd, size_bytes, writable)
-        with contextlib.ExitStack() as undo:
-            undo.callback(calls.unmap, address, size_bytes)
-            calls.keep_from_children(address, size_bytes)
-            undo.pop_all()
-        self._region = _Region(calls, address, size_bytes)
-        array = (ctypes.c_ubyte * size_bytes).from_address(address)
+        self._region = _Region(calls, size_bytes)
+        try:
+            self._region.map(fd, writable=writable)
+        except BaseException:
+            self._region.unmap()
+            raise
+        array = (ctypes.c_ubyte * size_bytes).from_address(self._region.address)
+        self._finaliser = weakref.finalize(array, self._region.unmap)
         # Views may be in use until the very end of the process, so nothing is unmapped at exit.
-        weakref.finalize(array, self._region.unmap).atexit = False
+        self._finaliser.atexit = False
+        self._is_reachable = weakref.ref(array)
         self._buffer: Any = array if writable else memoryview(array).toreadonly()
 
     def __repr__(self) -> str:
@@ -78,9 +95,14 @@ class HostMapping(Mapping):
 
     @property
     def buffer(self) -> Any:
+        """The bytes, as an object with the buffer protocol. Raises `StaleHandle` after `close`."""
         if self._buffer is None:
             raise StaleHandle("the mapping is closed; attach again")
         return self._buffer
+
+    @property
+    def claim(self) -> Any:
+        return self.buffer
 
     @property
     def closed(self) -> bool:
@@ -92,6 +114,8 @@ class HostMapping(Mapping):
 
     def close(self) -> None:
         self._buffer = None
+        if self._is_reachable() is None:
+            self._finaliser()  # runs unless it has: an interruption at its first instruction keeps it from running
 
     def on_unmapped(self, callback: Callable[[], None]) -> None:
         self._region.on_unmapped(callback)

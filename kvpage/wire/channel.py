@@ -11,11 +11,13 @@ import array
 import os
 import socket
 import struct
+import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from kvpage.errors import ProtocolError
+from kvpage.owned import Descriptors, keep
 
 MAX_FRAME_BYTES = 8 << 20
 MAX_FDS_PER_FRAME = 16
@@ -53,12 +55,49 @@ def _check_header(payload_bytes: int, num_fds: int, zeros: bytes) -> None:
         raise ProtocolError(f"a frame with {num_fds} descriptors: at most {MAX_FDS_PER_FRAME} are allowed")
 
 
+class DescriptorsLost(ProtocolError):
+    """Of the descriptors that came in one message only `num_received` found room, in the message or in this process."""
+
+    def __init__(self, num_received: int) -> None:
+        super().__init__(
+            f"more than {MAX_FDS_PER_FRAME} descriptors in one message, or more than this process may open"
+        )
+        self.num_received = num_received
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DescriptorsLost, (self.num_received,)
+
+
+class _Messages(deque[tuple[bytes, list[tuple[int, int, bytes]], int, Any]]):
+    """What `recvmsg` gave; it owns the descriptors in there."""
+
+    def move_fds(self, owner: Descriptors) -> tuple[bytes, bool]:
+        """Move the first message's descriptors to `owner`; its data, and whether some of its descriptors were lost."""
+        data, ancillary, flags, _ = self[0]
+        fds = _descriptors(ancillary)
+        # No call in these two lines, so nothing can come between them: see kvpage.owned.
+        owner += fds
+        del self[0]
+        return data, bool(flags & socket.MSG_CTRUNC)
+
+    def close(self) -> None:
+        owner = Descriptors()
+        while self:
+            self.move_fds(owner)
+        owner.close()
+
+    def __del__(self, _at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not _at_exit():
+            self.close()
+
+
 class FrameReader:
     """Bytes and descriptors as they arrive, cut into frames. After a `ProtocolError` only `close` is of use."""
 
     def __init__(self) -> None:
         self._data = bytearray()
-        self._fds: deque[int] = deque()
+        self._arrived = _Messages()
+        self._fds = Descriptors()
 
     def __repr__(self) -> str:
         return f"<FrameReader {len(self._data)} bytes, {len(self._fds)} descriptors>"
@@ -77,10 +116,25 @@ class FrameReader:
 
         Raises `BlockingIOError` when a non-blocking socket has nothing, `ProtocolError` when descriptors were lost.
         """
-        data, ancillary, flags, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
-        self.feed(data, _descriptors(ancillary))
-        if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(f"more than {MAX_FDS_PER_FRAME} descriptors in one message")
+        keep(self._arrived, sock.recvmsg, _READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        num_before = len(self._fds)
+        data, is_truncated = self._arrived.move_fds(self._fds)
+        self._data += data
+        if is_truncated:
+            raise DescriptorsLost(len(self._fds) - num_before)
+        return bool(data)
+
+    def read_without_fds(self, sock: socket.socket) -> bool:
+        """Like `read`, from a peer that has no reason to send descriptors: raises `ProtocolError` when it has.
+
+        They stay in the socket. Taking them in, or letting the kernel drop them, would close them sooner or later in
+        this thread, and a stranger decides how long that takes: closing a TCP socket may wait for its peer.
+        """
+        data, _, flags, _ = sock.recvmsg(_READ_BYTES, 0, socket.MSG_PEEK)
+        if flags & socket.MSG_CTRUNC:  # there is no room for descriptors, so there are some
+            raise ProtocolError("descriptors came where none may be sent: only role 'api' sends some, after its hello")
+        if data:
+            self.feed(sock.recv(len(data)))  # exactly what was seen: what came since may bring descriptors
         return bool(data)
 
     def feed(self, data: bytes, fds: Sequence[int] = ()) -> None:
@@ -90,6 +144,12 @@ class FrameReader:
 
     def take(self) -> Frame | None:
         """The next whole frame, or None. Raises `ProtocolError` for a bad header and for missing or surplus fds."""
+        fds = Descriptors()
+        payload = self.take_into(fds)
+        return None if payload is None else Frame(payload, fds.release())
+
+    def take_into(self, fds: Descriptors) -> bytes | None:
+        """As `take`, the payload alone; the frame's descriptors go into `fds`."""
         if len(self._data) < _HEADER.size:
             self._check_surplus(0 if not self._data else MAX_FDS_PER_FRAME)
             return None
@@ -103,7 +163,8 @@ class FrameReader:
             raise ProtocolError(f"a frame announced {num_fds} descriptors, {len(self._fds)} came with it")
         payload = bytes(memoryview(self._data)[_HEADER.size : end])
         del self._data[:end]
-        return Frame(payload, [self._fds.popleft() for _ in range(num_fds)])
+        self._fds.move(fds, num_fds)
+        return payload
 
     def _check_surplus(self, expected: int) -> None:
         # Descriptors come with the first byte of their frame, so none of these can belong to a frame still to begin.
@@ -111,10 +172,10 @@ class FrameReader:
             raise ProtocolError(f"{len(self._fds)} descriptors came where at most {expected} were announced")
 
     def close(self) -> None:
-        """Close every descriptor that no frame has taken."""
+        """Close every descriptor that no frame has taken. Happens at the latest when nobody refers to the reader."""
         self._data.clear()
-        while self._fds:
-            os.close(self._fds.popleft())
+        self._fds.close()
+        self._arrived.close()
 
 
 def _descriptors(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:

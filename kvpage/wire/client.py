@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import select
 import socket
-import threading
+import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, TypeVar
 
-from kvpage.errors import KvpageError, PermissionDenied, ProtocolError, TooLarge, WorkerLost
+from kvpage.errors import Conflict, ProtocolError, RateLimited, TooLarge, WorkerLost
+from kvpage.owned import Descriptors
 from kvpage.run_directory import checked_socket_path
 from kvpage.wire import messages
-from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds
-from kvpage.wire.credentials import peer_of
+from kvpage.wire.channel import MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, DescriptorsLost, FrameReader, Outbox, close_fds
+from kvpage.wire.connecting import connect, system_error
+from kvpage.wire.turns import Turns
 
 _Body = TypeVar("_Body", bound=messages.Body)
 
@@ -30,14 +33,26 @@ class Reply(NamedTuple):
     """Open descriptors that came with it, owned by the caller."""
 
 
+class Received:
+    """Where a reply goes to. Its descriptors are closed when nobody refers to this any more."""
+
+    def __init__(self) -> None:
+        self.body: messages.ReplyBody | None = None
+        """None until the reply has come, and when it is an error."""
+        self.error: messages.WireError | None = None
+        self.fds = Descriptors()
+
+
 class WorkerClient:
     """A connection to a device worker. What it holds there ends when it is closed or when this process dies.
 
     Safe to share between threads: requests take turns, so a thread that waits long (`WaitPool`) wants a client of its
-    own. Not inherited by a forked child, which finds its copy closed.
+    own. A request that is interrupted, by KeyboardInterrupt for example, ends the connection: its reply could be taken
+    for another's. Not inherited by a forked child, which finds its copy closed.
     """
 
     welcome: messages.Welcome
+    _socket: socket.socket | None = None
 
     def __init__(
         self,
@@ -47,15 +62,14 @@ class WorkerClient:
         client_name: str = "",
         timeout_s: float = 10.0,
     ) -> None:
-        """Connect and say hello. `timeout_s` bounds this and every later request.
+        """Connect and say hello. `timeout_s` bounds each of these and every later request.
 
-        Raises `WorkerLost` when nobody listens, `PermissionDenied` when this user may not connect or the socket
-        belongs to a stranger, and whatever the worker refuses with.
+        Raises what `connecting.connect` does, and whatever the worker refuses with.
         """
         self._path = checked_socket_path(Path(socket_path))
         self.timeout_s = timeout_s
         """Of the requests to come."""
-        self._lock = threading.Lock()  # guards the socket, the reader, the outbox and the ids
+        self._turns = Turns()  # guard the socket, the reader, the outbox and the ids
         self._later: deque[messages.RequestBody] = deque()
         self._reader = FrameReader()
         self._outbox = Outbox()
@@ -63,7 +77,8 @@ class WorkerClient:
         self._ack: int | None = None
         self._epoch = ""
         self._closing = False
-        self._socket: socket.socket | None = _connect(self._path, timeout_s)
+        self._end = "is closed"  # why there is no socket
+        self._socket = connect(self._path, timeout_s)
         _clients.add(self)
         try:
             hello = messages.Hello(version=messages.PROTOCOL_VERSION, role=role, client_name=client_name)
@@ -108,45 +123,59 @@ class WorkerClient:
     def close(self) -> None:
         """End the connection and every hold it has. May be called twice.
 
-        Never blocks, so finalisers may call it: a request under way in another thread ends with `WorkerLost`.
+        Never blocks, so finalisers may call it: a request under way ends with `WorkerLost`.
         """
         self._closing = True
         sock = self._socket
-        if self._lock.acquire(blocking=False):
-            try:
-                self._drop()
-            finally:
-                self._lock.release()
-        elif sock is not None:
+        if not self._turns.take(self._drop, wait_s=0) and sock is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # whoever has the lock meets the end of the stream and closes
+                sock.shutdown(socket.SHUT_RDWR)  # whoever has the turn meets the end of the stream and closes
+
+    def __del__(self, _at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self._socket is not None and not _at_exit():
+            self.close()
 
     def ask(self, body: messages.RequestBody, kind: type[_Body], fds: Sequence[int] = ()) -> _Body:
         """`request` for a reply of type `kind` without descriptors."""
-        reply = self.request(body, fds)
-        close_fds(reply.fds)
-        if not isinstance(reply.body, kind):
-            raise ProtocolError(f"the worker answered {type(body).__name__} with {type(reply.body).__name__}")
-        return reply.body
+        received = Received()
+        self.request_into(received, body, fds)
+        received.fds.close()
+        if not isinstance(received.body, kind):
+            raise ProtocolError(f"the worker answered {type(body).__name__} with {type(received.body).__name__}")
+        return received.body
 
     def request(self, body: messages.RequestBody, fds: Sequence[int] = ()) -> Reply:
+        """As `request_into`, for programs whose signal handlers raise nothing."""
+        received = Received()
+        self.request_into(received, body, fds)
+        assert received.body is not None  # decode_reply saw to it
+        return Reply(received.body, received.fds.release())
+
+    def request_into(self, received: Received, body: messages.RequestBody, fds: Sequence[int] = ()) -> None:
         """Send `body` with copies of `fds` and wait for its reply.
 
-        Raises the error the worker answered with, or `WorkerLost` when the connection ended or no reply came in time;
-        the client is closed then, as a late reply could be taken for another's.
+        Raises the error the worker answered with, or `WorkerLost` when the connection ended or no reply came in time:
+        the client is closed then, as a late reply could be taken for another's. `RateLimited` when other threads had
+        the connection all the time, `Conflict` when this very thread has it and a signal handler or finaliser asks.
         """
+        if self._turns.is_mine:
+            raise Conflict(
+                f"{type(body).__name__} was asked for by a signal handler or a finaliser, in the middle of a request of"
+                f" the same thread over the same connection to {self._path}; use a connection of its own there"
+            )
         wait_s = body.timeout_s if isinstance(body, messages.WaitPool | messages.DeletePool) else 0.0
         deadline = time.monotonic() + self.timeout_s + wait_s
         try:
-            with self._lock:
-                frame, received = self._exchange(body, fds, deadline)
+            if not self._turns.take(lambda: self._exchange(received, body, fds, deadline), wait_s=self.timeout_s):
+                raise RateLimited(
+                    f"other threads had the connection to {self._path} for {self.timeout_s:g} s; give each thread that"
+                    " waits so long a connection of its own"
+                )
         finally:
             self._do_left_over()
-        if frame.error is not None:
-            close_fds(received)
-            raise frame.error.to_error()
-        assert frame.body is not None  # decode_reply saw to it
-        return Reply(frame.body, received)
+        if received.error is not None:
+            received.fds.close()
+            raise received.error.to_error()
 
     def send_later(self, body: messages.RequestBody) -> None:
         """Send `body` without waiting for an answer: now if nothing is in the way, else with the next request.
@@ -157,31 +186,29 @@ class WorkerClient:
         self._do_left_over()
 
     def _do_left_over(self) -> None:
-        """What others could not do while the lock was taken. Whoever comes too late for this finds the lock free."""
-        while (self._later or (self._closing and self._socket)) and self._lock.acquire(blocking=False):
-            try:
-                if self._closing:
-                    self._drop()
-                self._send_queued()
-            finally:
-                self._lock.release()
+        """What others could not do while it was not their turn. Whoever comes too late for this has the next turn."""
+        while self._later or (self._closing and self._socket):
+            if not self._turns.take(self._drop if self._closing else self._send_queued, wait_s=0):
+                return
 
     def _send_queued(self) -> None:
         if self._socket is None:
-            self._later.clear()
-            return
-        self._push_later()
-        with contextlib.suppress(OSError):  # the worker is gone, and with it what the message was about
+            return self._drop()
+        try:
+            self._push_later()
             self._outbox.flush(self._socket)
+        except OSError:
+            pass  # the worker is gone, and with it what the message was about
+        except BaseException as error:
+            self._give_up(error)
+            raise
 
     def _push_later(self) -> None:
         while self._later:
             frame = messages.RequestFrame(id=0, ack=self._ack, body=self._later.popleft())
             self._outbox.push(messages.encode(frame))
 
-    def _exchange(
-        self, body: messages.RequestBody, fds: Sequence[int], deadline: float
-    ) -> tuple[messages.ReplyFrame, list[int]]:
+    def _exchange(self, received: Received, body: messages.RequestBody, fds: Sequence[int], deadline: float) -> None:
         sock = self._open_socket()
         request_id = next(self._ids)
         payload = _encoded(messages.RequestFrame(id=request_id, ack=self._ack, body=body))
@@ -190,14 +217,15 @@ class WorkerClient:
             self._push_later()
             self._outbox.push(payload, copies)
             self._send(sock, deadline)
-            return self._receive_reply(sock, request_id, deadline)
-        except BaseException:
-            self._drop()
+            self._receive_reply(received, sock, request_id, deadline)
+        except BaseException as error:
+            received.fds.close()
+            self._give_up(error)
             raise
 
     def _open_socket(self) -> socket.socket:
         if self._socket is None or self._closing:
-            raise WorkerLost(f"the connection to {self._path} is closed; connect again")
+            raise WorkerLost(f"the connection to {self._path} {self._end}; connect again")
         return self._socket
 
     def _send(self, sock: socket.socket, deadline: float) -> None:
@@ -207,44 +235,47 @@ class WorkerClient:
         except OSError:
             self._outbox.close()  # the worker hung up; it may have said why, so go on to read
 
-    def _receive_reply(
-        self, sock: socket.socket, request_id: int, deadline: float
-    ) -> tuple[messages.ReplyFrame, list[int]]:
-        received = self._receive(sock, deadline)
-        try:
-            reply = messages.decode_reply(received.payload)
-            _check_reply(reply, request_id)
-        except KvpageError:
-            close_fds(received.fds)
-            raise
+    def _receive_reply(self, received: Received, sock: socket.socket, request_id: int, deadline: float) -> None:
+        reply = messages.decode_reply(self._receive(received.fds, sock, deadline))
+        _check_reply(reply, request_id)
         self._epoch = reply.epoch
         if received.fds:
             self._ack = request_id
-        return reply, received.fds
+        received.body, received.error = reply.body, reply.error
 
-    def _receive(self, sock: socket.socket, deadline: float) -> Frame:
-        while (frame := self._reader.take()) is None:
+    def _receive(self, fds: Descriptors, sock: socket.socket, deadline: float) -> bytes:
+        while (payload := self._reader.take_into(fds)) is None:
             _wait(sock, select.POLLIN, deadline, self._path)
             try:
                 more = self._reader.read(sock)
             except BlockingIOError:
                 continue
+            except DescriptorsLost as error:
+                if error.num_received == MAX_FDS_PER_FRAME:
+                    raise
+                raise system_error("receiving memory", OSError(errno.EMFILE, "")) from error
             except OSError as error:
                 raise WorkerLost(f"the connection to the worker at {self._path} broke: {error.strerror}") from error
             if not more:
                 raise WorkerLost(f"the worker at {self._path} has ended the connection")
-        return frame
+        return payload
+
+    def _give_up(self, error: BaseException) -> None:
+        self._end = f"ended when {type(error).__name__} came in the middle of a request, and its holds with it"
+        self._drop()
 
     def _drop(self) -> None:
         sock, self._socket = self._socket, None
         if sock is not None:
             sock.close()
+        self._later.clear()
         self._reader.close()
         self._outbox.close()
 
     def _forget_after_fork(self) -> None:
-        # Another thread may have held the lock when the process forked; nobody in the child will ever release it.
-        self._lock = threading.Lock()
+        # Another thread may have had its turn when the process forked; in the child that would never end.
+        self._turns = Turns()
+        self._end = "was made before a fork"
         self._drop()
 
 
@@ -263,35 +294,6 @@ def _check_reply(reply: messages.ReplyFrame, request_id: int) -> None:
         raise reply.error.to_error()
     if reply.id != request_id:
         raise ProtocolError(f"the worker answered request {reply.id}, request {request_id} was asked")
-
-
-def _connect(path: Path, timeout_s: float) -> socket.socket:
-    with contextlib.ExitStack() as undo:
-        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
-        sock.settimeout(timeout_s)
-        try:
-            sock.connect(os.fspath(path))
-        except PermissionError as error:
-            raise PermissionDenied(f"uid {os.geteuid()} may not connect to the worker at {path}") from error
-        except OSError as error:
-            raise WorkerLost(
-                f"no worker listens at {path} ({error.strerror or error}); start one with `kvpage worker` or"
-                " `kvpage serve`, or name its folder with --run-dir or KVPAGE_RUN_DIR"
-            ) from error
-        sock.setblocking(False)
-        _check_worker(sock, path)
-        undo.pop_all()
-        return sock
-
-
-def _check_worker(sock: socket.socket, path: Path) -> None:
-    """A worker runs as this user, as root, or as the owner of the folder its socket is in."""
-    uid = peer_of(sock).uid
-    trusted = {0, os.geteuid(), path.parent.stat().st_uid}
-    if uid not in trusted:
-        raise PermissionDenied(
-            f"the process listening at {path} runs as uid {uid}; a worker there must run as one of {sorted(trusted)}"
-        )
 
 
 def _wait(sock: socket.socket, events: int, deadline: float, path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kvpage
-from kvpage.client.views import wrap_host
+from kvpage.client.views import wrap_mapping
 from kvpage.errors import (
     DeviceUnavailable,
     NotFound,
@@ -237,7 +237,7 @@ def test_a_connection_closed_in_the_middle_of_an_attach_stays_until_the_attachme
 
     def close_first(mapping: Mapping) -> torch.Tensor:
         connection.close()  # as another thread would, when the worker has answered and the attachment is not made yet
-        return wrap_host(mapping)
+        return wrap_mapping(mapping)
 
     kv = connection.attach("mimo", wrap=close_first)
     assert num_holders(worker, pool_id) == 1

@@ -16,32 +16,23 @@ from support.worker_process import WorkerProcess
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-def test_an_error_that_no_waiting_helps_is_raised_at_once(run_dir: Path) -> None:
-    with Patience(run_dir, 600) as patience, pytest.raises(PoolNotFound):
-        patience.wait(PoolNotFound("no"))
+def test_an_error_that_no_waiting_helps_is_raised_at_once() -> None:
+    with pytest.raises(PoolNotFound):
+        Patience(600).wait(PoolNotFound("no"))
 
 
-def test_when_time_is_over_the_last_error_is_raised(run_dir: Path) -> None:
-    with Patience(run_dir, 0) as patience, pytest.raises(WorkerLost):
-        patience.wait(WorkerLost("gone"))
-
-
-def test_a_new_socket_ends_the_waiting(run_dir: Path) -> None:
-    with Patience(run_dir, 600) as patience, ThreadPoolExecutor(1) as threads:
-        patience.wait(WorkerLost("gone"))  # the first time only begins to watch
-        waiting = threads.submit(patience.wait, WorkerLost("gone"))
-        (run_dir / "worker-host.new").touch()
-        (run_dir / "worker-host.new").rename(run_dir / "worker-host.sock")
-        waiting.result(60)
+def test_when_time_is_over_the_last_error_is_raised() -> None:
+    with pytest.raises(WorkerLost):
+        Patience(0).wait(WorkerLost("gone"))
 
 
 @pytest.mark.parametrize(
-    "error", [TooManyClients("full"), DeviceUnavailable("no folder")], ids=lambda error: error.code
+    "error", [WorkerLost("gone"), TooManyClients("full"), DeviceUnavailable("no folder")], ids=lambda error: error.code
 )
-def test_where_no_socket_tells_it_is_tried_again_soon(tmp_path: Path, error: kvpage.KvpageError) -> None:
-    with Patience(tmp_path / "absent", 600) as patience:
-        for _ in range(3):
-            patience.wait(error)
+def test_it_is_tried_again_soon(error: kvpage.KvpageError) -> None:
+    patience = Patience(600)
+    for _ in range(3):
+        patience.wait(error)
 
 
 def test_attaching_waits_for_a_worker_that_is_still_to_start(run_dir: Path) -> None:

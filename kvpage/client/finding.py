@@ -1,0 +1,94 @@
+"""Where the worker is that has a pool: the run directory, the sockets in it, and what to say when there are none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvpage.client.arguments import checked_path
+from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, PermissionDenied, PoolNotFound, WorkerLost, shorten
+from kvpage.run_directory import SYSTEM_RUN_DIRECTORY, RunDirectory
+from kvpage.wire import messages
+from kvpage.wire.client import WorkerClient
+from kvpage.wire.connecting import system_error
+
+
+def find_run_directory(explicit: str | os.PathLike[str] | None) -> RunDirectory:
+    """As `RunDirectory.default`. Raises `SpecInvalid` for what is no path, `TooLarge` where no socket can be."""
+    runs = RunDirectory.default(checked_path("run_dir", explicit))
+    runs.worker_socket("host")
+    return runs
+
+
+def served_socket(device: str, runs: RunDirectory) -> Path:
+    """The socket of the worker of `device`. Raises `DeviceUnavailable`, `PermissionDenied` when it cannot be seen."""
+    path = runs.worker_socket(device)
+    _check_open(runs)
+    if not path.exists():
+        raise _no_worker(f"no worker for device {shorten(device)}", runs)
+    return path
+
+
+def device_with(name: str, runs: RunDirectory, timeout_s: float) -> str:
+    """The one device whose worker has pool `name`; it is not asked when there is only one."""
+    devices = _served_devices(runs)
+    if len(devices) == 1:
+        return devices[0]
+    found: list[str] = []
+    lost: list[KvpageError] = []
+    for device in devices:
+        try:
+            with WorkerClient(runs.worker_socket(device), timeout_s=timeout_s) as worker:
+                worker.ask(messages.FindPool(name=name), messages.PoolState)
+                found.append(device)
+        except PoolNotFound:
+            continue
+        except WorkerLost as error:
+            lost.append(error)
+    if len(found) > 1:
+        raise Conflict(f"pool {shorten(name)!r} exists on {', '.join(found)}; name the device")
+    if found:
+        return found[0]
+    if len(lost) == len(devices):
+        raise lost[0]
+    raise PoolNotFound(f"no pool {shorten(name)!r} on {', '.join(devices)}; create it first (`kvpage pools create`)")
+
+
+def _served_devices(runs: RunDirectory) -> list[str]:
+    _check_open(runs)
+    try:
+        devices = [device for device, _ in runs.worker_sockets()]
+    except OSError as error:
+        raise system_error(f"looking for workers in {runs.path}", error) from error
+    if not devices:
+        raise _no_worker("no device worker", runs)
+    return devices
+
+
+def _check_open(runs: RunDirectory) -> None:
+    """A folder that is closed to this user looks empty to `glob`."""
+    try:
+        runs.path.stat()
+        is_open = os.access(runs.path, os.R_OK | os.X_OK)
+    except PermissionError:
+        is_open = False
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise system_error(f"looking at the run directory {shorten(str(runs.path))}", error) from error
+    if not is_open:
+        raise PermissionDenied(_closed(runs.path))
+
+
+def _no_worker(who: str, runs: RunDirectory) -> DeviceUnavailable:
+    hint = ""
+    if runs.path != SYSTEM_RUN_DIRECTORY and not os.access(SYSTEM_RUN_DIRECTORY, os.X_OK):
+        hint = f"; {_closed(SYSTEM_RUN_DIRECTORY)}" if SYSTEM_RUN_DIRECTORY.exists() else ""
+    return DeviceUnavailable(f"{who} has a socket in {runs.path}; start one with `kvpage serve`{hint}")
+
+
+def _closed(folder: Path) -> str:
+    return (
+        f"the run directory {shorten(str(folder))} is closed to uid {os.geteuid()}; run as its owner, or as a member of"
+        " its group if it was made with --group"
+    )
