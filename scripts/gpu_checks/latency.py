@@ -40,8 +40,8 @@ class Watch:
                 what=name,
                 MiB=size_bytes // MIB,
                 n=len(times_us),
-                p50_µs=round(percentile(times_us, 50), 1),
-                p99_µs=round(percentile(times_us, 99), 1),
+                p50_us=round(percentile(times_us, 50), 1),
+                p99_us=round(percentile(times_us, 99), 1),
             )
 
 

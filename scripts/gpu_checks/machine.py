@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from gpu_checks.gpu import Gpu
+from gpu_checks.outcome import MACHINE_TABLE
 from gpu_checks.peer import Peer, PeerFailed
 from gpu_checks.tensors import torch_device
 from gpu_checks.trial import Failed, Skip, Trial, expect
@@ -19,7 +20,6 @@ from kvpage.memory.cuda import probe
 from kvpage.memory.cuda_device import visible_devices
 from kvpage.memory.cuda_driver import CudaDriver
 
-TABLE = "machine"
 PACKAGES = ("torch", "triton", "cuda-bindings", "cuda-core", "flash-attn", "flashinfer-python")
 
 _DEVICE_FILES = Path("/dev")
@@ -49,7 +49,7 @@ def describe(trial: Trial) -> None:
         **{package: package_version(package) for package in PACKAGES},
     }
     for what, value in rows.items():
-        trial.row(TABLE, what=what, value=value)
+        trial.row(MACHINE_TABLE, what=what, value=value)
     for kind, reason in facts.unsupported.items():
         trial.saw(f"{kind} does not work: {reason}")
 

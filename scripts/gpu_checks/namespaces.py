@@ -41,7 +41,7 @@ def _share(trial: Trial, memory: CudaVmmMemory | CudaIpcMemory) -> None:
         there = peer.do("who")
         for space in ("pid", "ipc"):
             expect(there[space] != os.readlink(f"/proc/thread-self/ns/{space}"), f"the {space} namespace is the same")
-        trial.saw(f"by {' '.join(prefix)}; it calls itself pid {there['pid']}")
+        trial.saw(f"by {' '.join(prefix)}; it calls itself process {there['number']}")
         handle = base64.b64encode(chunk.handle).decode()
         peer.do("attach", fd=chunk.fd, size_bytes=SIZE_BYTES, kind=memory.handle_kind, handle=handle)
         peer.do("fill", value=0x3C, size_bytes=SIZE_BYTES)

@@ -13,6 +13,9 @@ from gpu_checks.trial import Cell
 Status: TypeAlias = Literal["pass", "fail", "skip", "not run"]
 Row: TypeAlias = dict[str, Cell]
 
+MACHINE_TABLE = "machine"
+"""Of the first check: rows of `what` and `value`. `UUID` among them is the device of all others."""
+
 _LOG_LINES = 3  # of what a crashed check wrote last
 
 
@@ -39,6 +42,14 @@ class Outcome:
 
     def line(self) -> str:
         return json.dumps(asdict(self))
+
+
+def machine_fact(machine: Outcome, what: str) -> str:
+    """Raises KeyError when the first check did not say."""
+    for row in machine.tables.get(MACHINE_TABLE, []):
+        if row["what"] == what:
+            return str(row["value"])
+    raise KeyError(what)
 
 
 def not_run(check: Check, reason: str) -> Outcome:

@@ -111,7 +111,7 @@ class Program:
 
     def who(self, fd: int | None) -> dict[str, Any]:
         spaces = {kind: os.readlink(f"/proc/thread-self/ns/{kind}") for kind in ("pid", "ipc")}
-        return {"pid": os.getpid(), **spaces}
+        return {"number": os.getpid(), **spaces}
 
     def ordinals(self, fd: int | None) -> dict[str, Any]:
         """By UUID, in the driver's and in torch's order of this process."""
