@@ -52,8 +52,10 @@ class DriverProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    def _send(self, command: str, arguments: Sequence[object], thread: str, fds: Sequence[int]) -> None:
-        message = json.dumps({"do": command, "arguments": arguments, "thread": thread})
+    def _send(
+        self, command: str, arguments: Sequence[object], thread: str, fds: Sequence[int], background: bool = False
+    ) -> None:
+        message = json.dumps({"do": command, "arguments": arguments, "thread": thread, "background": background})
         socket.send_fds(self._sock, [message.encode()], list(fds))
 
     def _ask(self, command: str, arguments: Sequence[object], thread: str, fds: Sequence[int]) -> Any:
@@ -82,6 +84,11 @@ class DriverProcess:
     def finish(self) -> int:
         """The result code of what was started."""
         return int(self._receive("what was started", [])[0])
+
+    def in_background(self, command: str, *arguments: object) -> None:
+        """Let another thread do it, and never ask how it ended."""
+        self._send(command, arguments, "background", [], background=True)
+        self._receive(command, arguments)
 
     def export(self, handle: int) -> int:
         """A descriptor of the chunk, which the caller closes. The driver made it inheritable, as the real one does."""

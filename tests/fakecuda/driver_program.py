@@ -199,7 +199,8 @@ def main() -> None:
             method = getattr(program, command["do"])
             if thread := command["thread"]:
                 pool = threads.setdefault(thread, ThreadPoolExecutor(1))
-                answer = pool.submit(method, *command["arguments"]).result()
+                future = pool.submit(method, *command["arguments"])
+                answer = (0, None) if command["background"] else future.result()
             else:
                 answer = method(*command["arguments"])
             socket.send_fds(sock, [json.dumps(answer).encode()], program.fds_out)

@@ -50,11 +50,18 @@ def test_a_call_can_kill_its_process_before_it_does_anything(devices: FakeDevice
     assert devices.used_bytes(devices.uuids[0]) == 0
 
 
-def test_a_delayed_call_holds_up_no_other_thread(devices: FakeDevices) -> None:
-    with DriverProcess(devices, faults="cuMemCreate:1:delay=300", log=True) as slow, DriverProcess(devices) as other:
-        slow.start("create", GRAIN)
-        other.ok("create", GRAIN)
-        assert slow.finish() == 0
+def test_a_delayed_call_waits_and_holds_up_no_other_thread(devices: FakeDevices) -> None:
+    with DriverProcess(devices, faults="cuMemCreate:1:delay=3600000", log=True) as driver:
+        driver.in_background("create", GRAIN)
+        for _ in range(100):
+            driver.ok("out", "cuDeviceGetCount")
+        assert "cuMemCreate" not in {call.function for call in devices.log()}
+        driver.kill()
+
+
+def test_a_delayed_call_is_done_in_the_end(devices: FakeDevices) -> None:
+    with DriverProcess(devices, faults="cuMemCreate:1:delay=20,cuMemCreate:1:2") as driver:
+        assert [driver.code("create", GRAIN) for _ in range(2)] == [OUT_OF_MEMORY, 0]
 
 
 def test_the_schedule_can_change_while_the_process_runs(devices: FakeDevices) -> None:

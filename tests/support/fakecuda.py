@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-import pytest
-
 from support.checkout import ROOT
 
 SOURCES = ROOT / "tests" / "fakecuda"
@@ -40,6 +38,8 @@ def compiler() -> str:
     """The system's C compiler. Skips the test when there is none."""
     found = shutil.which("cc")
     if found is None:
+        import pytest  # here, because processes under test import this module too
+
         pytest.skip("the driver double needs a C compiler, and there is no `cc` on the path")
     return found
 
