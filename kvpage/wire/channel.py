@@ -40,6 +40,13 @@ def close_fds(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
+def keep_urgent_data(sock: socket.socket) -> None:
+    """Have bytes sent with MSG_OOB read in turn. Otherwise the kernel drops them, and descriptors that came with them,
+    in whatever thread reads what follows.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+
+
 def header(payload_bytes: int, num_fds: int) -> bytes:
     """The 8 bytes in front of a payload; raises `ProtocolError` when no peer would accept the frame."""
     _check_header(payload_bytes, num_fds, _ZEROS)
@@ -129,6 +136,7 @@ class FrameReader:
 
         They stay in the socket. Taking them in, or letting the kernel drop them, would close them sooner or later in
         this thread, and a stranger decides how long that takes: closing a TCP socket may wait for its peer.
+        `sock` must have been given to `keep_urgent_data`.
         """
         data, _, flags, _ = sock.recvmsg(_READ_BYTES, 0, socket.MSG_PEEK)
         if flags & socket.MSG_CTRUNC:  # there is no room for descriptors, so there are some

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvpage.errors import KvpageError, NotSupported, SpecInvalid, shorten
-from kvpage.memory.base import MemoryKind
+from kvpage.errors import KvpageError, SpecInvalid, shorten
 from kvpage.memory.host import HostMemory
 from kvpage.run_directory import RunDirectory, device_file_name
 from kvpage_server.worker_budget import HALF, Budget, parse_memory
+from kvpage_server.worker_device import DeviceMemory, cuda_memory, host_memory
+from kvpage_server.worker_disposal import Disposal
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_limits import Limits, raise_fd_limit
 from kvpage_server.worker_log import log
@@ -50,15 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT. Returns the exit status: 0, or 1 when it could not start."""
     arguments = _parser().parse_args(argv)
     try:
-        run(_options(arguments), _memory_kind(arguments.device))
+        options = _options(arguments)
+        run(options, host_memory() if options.device == "host" else cuda_memory(options.device))
     except (KvpageError, OSError) as error:
         sys.stderr.write(f"kvpage worker: {error}\n")
         return 1
     return 0
 
 
-def run(options: WorkerOptions, memory: MemoryKind, limits: Limits | None = None) -> None:
-    """Serve `options.device` with memory of kind `memory` until a signal asks to end."""
+def run(options: WorkerOptions, memory: DeviceMemory, limits: Limits | None = None) -> None:
+    """Serve `options.device`, whose memory is `memory`, until a signal asks to end."""
     limits = limits or Limits(max_fds=raise_fd_limit())
     with contextlib.ExitStack() as stack:
         control_memory = HostMemory()
@@ -70,10 +72,12 @@ def run(options: WorkerOptions, memory: MemoryKind, limits: Limits | None = None
         stack.callback(loop.close)
         keeper = MemoryKeeper(loop, memory, control_memory)
         stack.callback(keeper.stop)
+        disposal = Disposal()
+        stack.callback(disposal.stop)
         pools = _pool_table(options, memory, endpoint, estate)
         group = options.group if estate is None else _group_of(endpoint)
         adoption_s = options.adopt_within_s if estate is None else 0.0
-        server = Server(endpoint, pools, keeper, loop, limits=limits, group=group, adoption_s=adoption_s)
+        server = Server(endpoint, pools, keeper, loop, disposal, limits=limits, group=group, adoption_s=adoption_s)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: loop.post(server.drain))
         if estate is not None and takeover is not None:
@@ -83,7 +87,7 @@ def run(options: WorkerOptions, memory: MemoryKind, limits: Limits | None = None
     log("ended")
 
 
-def _takeover(options: WorkerOptions, memory: MemoryKind, control_memory: HostMemory) -> contextlib.closing[Takeover]:
+def _takeover(options: WorkerOptions, memory: DeviceMemory, control_memory: HostMemory) -> contextlib.closing[Takeover]:
     path = options.run_directory.worker_socket(options.device)
     return contextlib.closing(Takeover(path, options.device, memory, control_memory))
 
@@ -94,12 +98,14 @@ def _endpoint(options: WorkerOptions, estate: Estate | None) -> Endpoint:
     return Endpoint.inherit(options.run_directory, options.device, estate.lock_fd, estate.listening_fd)
 
 
-def _pool_table(options: WorkerOptions, memory: MemoryKind, endpoint: Endpoint, estate: Estate | None) -> PoolTable:
+def _pool_table(options: WorkerOptions, memory: DeviceMemory, endpoint: Endpoint, estate: Estate | None) -> PoolTable:
     if estate is None:
         epoch = endpoint.predecessor_epoch if options.adopt_within_s > 0 else None
-        return PoolTable(options.device, Budget(options.memory or HALF, memory.available_bytes), epoch)
+        budget = Budget(options.memory or HALF, memory.available_bytes, memory.free_bytes)
+        return PoolTable(options.device, budget, epoch)
     limit = options.memory or estate.memory_limit_bytes
-    pools = PoolTable(options.device, Budget(limit, memory.available_bytes), estate.epoch)
+    budget = Budget(limit, memory.available_bytes, memory.free_bytes)
+    pools = PoolTable(options.device, budget, estate.epoch)
     pools.next_hold_id = estate.next_hold_id
     for record, pool_memory in estate.pools:
         pools.adopt(record, pool_memory)
@@ -130,12 +136,6 @@ def _announce(options: WorkerOptions, endpoint: Endpoint, pools: PoolTable) -> N
         os.close(options.ready_fd)
 
 
-def _memory_kind(device: str) -> MemoryKind:
-    if device != "host":
-        raise NotSupported(f"device {shorten(device)}: this version serves host memory only; use --device host")
-    return HostMemory()
-
-
 def _options(arguments: argparse.Namespace) -> WorkerOptions:
     device_file_name(arguments.device)
     return WorkerOptions(
@@ -164,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         " that takes over from it. Each has --help.",
         allow_abbrev=False,
     )
-    parser.add_argument("--device", required=True, metavar="NAME", help="host (cuda:N and GPU UUIDs to come)")
+    parser.add_argument("--device", required=True, metavar="NAME", help="host, cuda:N, or a GPU or MIG UUID")
     parser.add_argument("--run-dir", metavar="DIR", help="folder of the socket (KVPAGE_RUN_DIR)")
     parser.add_argument(
         "--memory", metavar="BYTES|SHARE", help="budget such as 8GiB, or a share of what is available; default 0.5"

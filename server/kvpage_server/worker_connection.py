@@ -19,7 +19,7 @@ from kvpage.errors import (
     TooLarge,
 )
 from kvpage.wire import messages, succession
-from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds
+from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds, keep_urgent_data
 from kvpage.wire.credentials import Peer
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
@@ -40,6 +40,9 @@ class Handler(Protocol):
 
     def disconnected(self, connection: Connection) -> None:
         """Called once, whatever ended the connection."""
+
+    def dispose(self, sock: socket.socket) -> None:
+        """Close a client's socket, without waiting: see `worker_disposal`."""
 
 
 class Connection:
@@ -67,6 +70,7 @@ class Connection:
         self._hello_timer: Timer | None = None
         self._start_hello_timer()
         sock.setblocking(False)
+        keep_urgent_data(sock)
         loop.watch(sock, self._watched, self._on_ready)
 
     def __repr__(self) -> str:
@@ -134,7 +138,7 @@ class Connection:
         self._cancel_hello_timer()
         self._cancel_stall_timer()
         self._loop.watch(self._socket, 0, self._on_ready)
-        self._socket.close()
+        self._handler.dispose(self._socket)
         self._reader.close()
         self._outbox.close()
         self._handler.disconnected(self)
@@ -169,11 +173,15 @@ class Connection:
         return not self.closed and not self._ending and not has_fds and num_bytes < _MAX_MOVED_BYTES
 
     def packed(self) -> succession.ConnectionTaken:
-        """What another worker must know to go on with this client, beside its socket."""
+        """What another worker must know to go on with this client, beside its socket.
+
+        Holds of forgotten pools are left out: a successor budgets from what the device has.
+        """
+        holds = {hold_id: pool for hold_id, pool in self.holds.items() if pool.state == "ready"}
         return succession.ConnectionTaken(
             role=self.role,
             client_name=self.client_name,
-            holds=[succession.TakenHold(hold_id=hold_id, pool_id=pool.pool_id) for hold_id, pool in self.holds.items()],
+            holds=[succession.TakenHold(hold_id=hold_id, pool_id=pool.pool_id) for hold_id, pool in holds.items()],
             unacknowledged=self._unacknowledged,
             unread=self._reader.unread,
             unsent=self._outbox.unsent,
@@ -209,8 +217,10 @@ class Connection:
         return not self._ending and self._outbox.num_bytes <= self.limits.max_queued_bytes
 
     def _read(self) -> bool:
+        # Role `api` is the worker's own user or root, who could end the worker anyway; nobody else sends descriptors.
+        read = self._reader.read if self.role == "api" else self._reader.read_without_fds
         try:
-            return self._reader.read(self._socket)
+            return read(self._socket)
         except BlockingIOError:  # ready for writing only
             return True
 

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -77,12 +78,16 @@ class Endpoint:
     def forget_kept_epoch(self) -> None:
         self._write_lock(None)
 
-    def close(self) -> None:
-        """May be called twice."""
+    def close(self, close_socket: Callable[[socket.socket], None] = socket.socket.close) -> None:
+        """May be called twice. Closing the socket can take long: it ends those who wait to be accepted, and drops what
+        they have sent.
+        """
         if self._lock_fd is not None:
-            self.socket.close()
             if self._is_ours:
                 self.path.unlink(missing_ok=True)  # nobody else's: we still hold the lock
+                close_socket(self.socket)
+            else:
+                self.socket.close()
             os.close(self._lock_fd)
             self._lock_fd = None
 

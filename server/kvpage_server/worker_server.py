@@ -14,6 +14,7 @@ from kvpage.wire.channel import Outbox
 from kvpage.wire.credentials import Peer, peer_of, supplementary_groups
 from kvpage_server.worker_adoption import AdoptionWindow
 from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_disposal import Disposal
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_handover import Handover
 from kvpage_server.worker_limits import FDS_PER_POOL, Limits
@@ -38,6 +39,7 @@ class Server:
         pools: PoolTable,
         keeper: MemoryKeeper,
         loop: Loop,
+        disposal: Disposal,
         *,
         limits: Limits,
         group: int | None = None,
@@ -47,6 +49,7 @@ class Server:
         self._endpoint = endpoint
         self._pools = pools
         self._loop = loop
+        self._disposal = disposal
         self._limits = limits
         self._group = group
         self._connections: set[Connection] = set()
@@ -94,6 +97,9 @@ class Server:
         if self._draining and not self._connections:
             self._loop.stop()
 
+    def dispose(self, sock: socket.socket) -> None:
+        self._disposal.close(sock)
+
     def drain(self) -> None:
         """Accept nobody, tell those who wait, send what was answered, and stop the loop."""
         self._asked_to_end = True
@@ -104,7 +110,7 @@ class Server:
         self._loop.watch(self._endpoint.socket, 0, self._accept_all)
         if not self._num_keepers():
             self._endpoint.forget_kept_epoch()
-        self._endpoint.close()
+        self._endpoint.close(self._disposal.close)
         self._requests.drain()
         for connection in list(self._connections):
             connection.end()
@@ -159,7 +165,7 @@ class Server:
         self._connections.add(Connection(sock, peer, self._loop, self._limits, self))
 
     def _check_room(self) -> None:
-        num_fds = len(self._connections) + FDS_PER_POOL * len(self._pools)
+        num_fds = len(self._connections) + self._disposal.num_open + FDS_PER_POOL * len(self._pools)
         limit = self._limits.max_fds_with_clients
         if num_fds >= limit:
             raise TooManyClients(
@@ -181,6 +187,7 @@ class Server:
         wire_error = messages.WireError.from_error(error)
         outbox = Outbox()
         outbox.push(messages.encode(messages.ReplyFrame(id=0, epoch=self.epoch, error=wire_error)))
-        with sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
             outbox.flush(sock)
         outbox.close()
+        self._disposal.close(sock)

@@ -65,7 +65,7 @@ class WorkerProcess:
 
     def settles_at(self, num_fds: int, client: WorkerClient) -> bool:
         """Whether the worker comes to have `num_fds` descriptors; each request of `client` gives it another turn."""
-        for _ in range(100):
+        for _ in range(1000):
             if self.num_fds() == num_fds:
                 return True
             client.request(ListPools())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Self
@@ -13,6 +15,8 @@ from kvpage.run_directory import RunDirectory
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.messages import Role
 from kvpage_server.worker_budget import Budget
+from kvpage_server.worker_device import DeviceMemory
+from kvpage_server.worker_disposal import Disposal
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_loop import Loop
@@ -58,15 +62,32 @@ class WorkerThread:
         self._endpoint = Endpoint.open(RunDirectory(run_dir), "host", None)
         self.socket_path = self._endpoint.path
         self._loop = Loop()
-        self._keeper = MemoryKeeper(self._loop, self.memory, HostMemory())
+        self._keeper = MemoryKeeper(self._loop, DeviceMemory.of(self.memory), HostMemory())
         self.pools = PoolTable("host", Budget(Fraction(1), self.memory.available_bytes))
+        self.disposal = Disposal()
         limits = limits or Limits()
-        self._server = Server(self._endpoint, self.pools, self._keeper, self._loop, limits=limits)
+        self._server = Server(self._endpoint, self.pools, self._keeper, self._loop, self.disposal, limits=limits)
         self._thread = threading.Thread(target=self._loop.run, name="worker")
         self._thread.start()
 
     def client(self, *, role: Role = "client", client_name: str = "test") -> WorkerClient:
         return WorkerClient(self.socket_path, role=role, client_name=client_name, timeout_s=60)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Whatever is sent meanwhile waits for the worker."""
+        arrived, go_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            arrived.set()
+            assert go_on.wait(60), "the worker was not let go"
+
+        self._loop.post(wait)
+        assert arrived.wait(60), "the worker is busy"
+        try:
+            yield
+        finally:
+            go_on.set()
 
     def begin_drain(self) -> None:
         self._loop.post(self._server.drain)
@@ -83,6 +104,7 @@ class WorkerThread:
         self._keeper.stop()
         self._loop.close()
         self._endpoint.close()
+        self.disposal.stop()
         self.pools.check()
         for pool in self.pools:
             if pool.memory is not None:
