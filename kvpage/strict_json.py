@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from kvpage.errors import FieldError, JsonInvalid, TooLarge, shorten
@@ -27,10 +27,11 @@ _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def loads(data: bytes, *, max_bytes: int = MAX_BODY_BYTES, max_depth: int = MAX_DEPTH) -> Any:
+def loads(data: bytes, *, max_bytes: int = MAX_BODY_BYTES, max_depth: int = MAX_DEPTH, constants: bool = False) -> Any:
     """The value `data` spells. Raises `TooLarge` over `max_bytes`, `JsonInvalid` for everything else.
 
-    `max_depth`: how many arrays and objects may be open at once.
+    `max_depth`: how many arrays and objects may be open at once. `constants`: read `NaN`, `Infinity` and `-Infinity`,
+    which are not JSON but stand in files that Python wrote.
     """
     if len(data) > max_bytes:
         raise TooLarge(
@@ -39,7 +40,7 @@ def loads(data: bytes, *, max_bytes: int = MAX_BODY_BYTES, max_depth: int = MAX_
         )
     text = _decode(data)
     _check_depth(text, max_depth)
-    value = _parse(text)
+    value = _parse(text, float if constants else _refuse_constant)
     if _SURROGATE_ESCAPE.search(text):
         _refuse_lone_surrogates(value)
     return value
@@ -81,7 +82,7 @@ class _Repeating(dict[str, Any]):
     key: str
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str, parse_constant: Callable[[str], float]) -> Any:
     repeats = False
 
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def _parse(text: str) -> Any:
 
     try:
         value = json.loads(
-            text, object_pairs_hook=build, parse_int=_integer, parse_float=_float, parse_constant=_refuse_constant
+            text, object_pairs_hook=build, parse_int=_integer, parse_float=_float, parse_constant=parse_constant
         )
     except json.JSONDecodeError as error:
         raise JsonInvalid(

@@ -26,8 +26,9 @@ LAYERS = (
     ("kvpage.latent_specs",),
     ("kvpage.specs", "kvpage.backends"),
     ("kvpage.rows",),
+    ("kvpage.models",),
     ("kvpage.pages",),
-    ("kvpage.memory", "kvpage.run_directory", "kvpage.strict_json"),
+    ("kvpage.memory", "kvpage.run_directory", "kvpage.strict_json", "kvpage.token_file"),
     ("kvpage.dtypes", "kvpage.strides", "kvpage.owned"),
     ("kvpage.errors", "kvpage._version"),
 )
