@@ -114,7 +114,7 @@ class CudaVmmMemory(MemoryKind):
         return probe(self._mapper.device_uuid).free_bytes
 
     def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
-        made = run_task("vmm", self._mapper.device_uuid, checked_size(size_bytes), on_progress)
+        made = run_task("vmm", self._mapper.device_uuid, checked_size(size_bytes), _up_to(size_bytes, on_progress))
         assert made.fd is not None
         return CudaChunk(self._mapper, made.fd, size_bytes)
 
@@ -136,12 +136,17 @@ class CudaIpcMemory(MemoryKind):
         return probe(self._mapper.device_uuid).free_bytes
 
     def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
-        made = run_task("ipc", self._mapper.device_uuid, checked_size(size_bytes), on_progress)
+        made = run_task("ipc", self._mapper.device_uuid, checked_size(size_bytes), _up_to(size_bytes, on_progress))
         assert made.fd is not None
         return CudaChunk(self._mapper, made.fd, size_bytes, made.handle)
 
     def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
         return _imported(self._mapper, fd, size_bytes, handle, handle_bytes=IPC_HANDLE_BYTES)
+
+
+def _up_to(size_bytes: int, on_progress: Progress) -> Progress:
+    """More is cleared than was asked for, to the next unit of the device."""
+    return lambda cleared_bytes: on_progress(min(cleared_bytes, size_bytes))
 
 
 def _imported(mapper: _Mapper, fd: int, size_bytes: int, handle: bytes, *, handle_bytes: int) -> CudaChunk:

@@ -182,7 +182,7 @@ def _try_vmm(driver: CudaDriver, device: CudaDevice) -> None:
             undo.callback(driver.unmap, addresses[-1], size_bytes)
         driver.fill(addresses[0], _NONCE, size_bytes)
         driver.synchronize()
-        _check_nonce(driver, addresses[1], device)
+        check_nonce(driver, addresses[1], device)
 
 
 def _try_ipc(driver: CudaDriver, device: CudaDevice) -> None:
@@ -192,7 +192,7 @@ def _try_ipc(driver: CudaDriver, device: CudaDevice) -> None:
         undo.callback(driver.free, address)
         handle = driver.ipc_handle(address, device.uuid)
         _open_elsewhere(handle, device)
-        _check_nonce(driver, address, device)
+        check_nonce(driver, address, device)
 
 
 def _open_elsewhere(handle: bytes, device: CudaDevice) -> None:
@@ -210,7 +210,8 @@ def _open(peer: _Peer, driver: CudaDriver, device: CudaDevice, size_bytes: int) 
     peer.tell(opened=True)
 
 
-def _check_nonce(driver: CudaDriver, address: int, device: CudaDevice) -> None:
+def check_nonce(driver: CudaDriver, address: int, device: CudaDevice) -> None:
+    """Raises `DeviceUnavailable` when the byte that the other side wrote is not there."""
     if driver.read(address, 1) != bytes([_NONCE]):
         raise DeviceUnavailable(f"memory of {device.uuid} was shared, but what one side wrote the other did not see")
 

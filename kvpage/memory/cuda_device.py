@@ -13,6 +13,7 @@ from uuid import UUID
 
 from kvpage.errors import DeviceUnavailable, SpecInvalid, shorten
 from kvpage.memory.cuda_driver import CudaDriver
+from kvpage.memory.cuda_errors import quietly
 
 _NUMBERED = re.compile(r"cuda:(\d{1,4})")
 _UUID = re.compile(r"(?:GPU-|MIG-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
@@ -94,8 +95,10 @@ class PrimaryContexts:
         driver.push_context(context)
         try:
             yield
-        finally:
-            driver.pop_context()
+        except BaseException:
+            quietly(driver.pop_context)
+            raise
+        driver.pop_context()
 
 
 CONTEXTS = PrimaryContexts()

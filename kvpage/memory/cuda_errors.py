@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvpage.errors import DeviceUnavailable, InternalError, KvpageError, NotEnoughMemory, NotSupported, ProtocolError
 
-OUT_OF_MEMORY = 2  # CUresult, CUDA driver API, as are all numbers here
-STICKY = frozenset({214, 220, 700, 701, 702, 709, 714, 715, 716, 717, 718, 719})
+log = logging.getLogger("kvpage")
+
+_STICKY = frozenset({214, 220, 700, 701, 702, 709, 714, 715, 716, 717, 718, 719})  # CUresult, as all numbers here
 """After one of these the context answers every further call with the same: only the end of the process cleans up."""
 
 
@@ -49,15 +52,21 @@ _NOT_OURS = _Kind(
     ProtocolError,
     "the descriptor or handle names no memory of this driver and size: it is of another kind, machine or owner",
 )
+_REFUSALS = {
+    "cuMemImportFromShareableHandle": (1, 400),
+    "cuMemMap": (1, 400),
+    "cuIpcOpenMemHandle": (1, 205, 400),
+}
+"""What these say of a descriptor or handle that is not what it was said to be."""
 _UNKNOWN = _Kind(InternalError, "")
 
 
 def driver_error(operation: str, code: int, name: str, facts: dict[str, Any]) -> KvpageError:
     """The error for CUresult `code`, called `name`, of driver function `operation`; `facts` become its details."""
     kind = _KINDS.get(code, _UNKNOWN)
-    if operation in ("cuMemImportFromShareableHandle", "cuMemMap", "cuIpcOpenMemHandle") and code in (1, 400):
+    if code in _REFUSALS.get(operation, ()):
         kind = _NOT_OURS
-    if operation in ("cuCtxSynchronize", "cuMemcpyDtoH", "cuMemsetD8") and code in STICKY:
+    if operation in ("cuCtxSynchronize", "cuMemcpyDtoH", "cuMemsetD8") and code in _STICKY:
         kind = _Kind(DeviceUnavailable, "earlier work on the device has failed; only the end of this process cleans up")
     about = ", ".join(f"{key} {value}" for key, value in facts.items())
     message = f"{operation} failed with {name} ({code})" + (f": {about}" if about else "")
@@ -67,5 +76,9 @@ def driver_error(operation: str, code: int, name: str, facts: dict[str, Any]) ->
     return kind.error(message, details=details)
 
 
-def is_sticky(error: KvpageError) -> bool:
-    return error.details.get("driver_code") in STICKY
+def quietly(undo: Callable[..., None], *arguments: Any) -> None:
+    """An error while undoing is told to the log, and does not hide the first one."""
+    try:
+        undo(*arguments)
+    except KvpageError as error:
+        log.error("%s", error)

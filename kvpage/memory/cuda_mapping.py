@@ -8,12 +8,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from kvpage.errors import KvpageError, ProtocolError, StaleHandle
+from kvpage.errors import ProtocolError, StaleHandle
 from kvpage.memory.base import Mapping
 from kvpage.memory.cuda_device import CONTEXTS, CudaDevice
 from kvpage.memory.cuda_driver import CudaDriver
+from kvpage.memory.cuda_errors import quietly
 from kvpage.memory.cuda_ipc_table import IpcTable
-from kvpage.memory.cuda_reaper import Region, log, start_reaper
+from kvpage.memory.cuda_reaper import Region, start_reaper
 
 
 class _Claim:
@@ -89,14 +90,6 @@ class _VmmRegion(Region):
             self._driver.free_range(self.address, self._mapped_bytes)
 
 
-def _quietly(undo: Callable[..., None], *arguments: Any) -> None:
-    """An error while undoing is told to the log, and does not hide the first one."""
-    try:
-        undo(*arguments)
-    except KvpageError as error:
-        log.error("%s", error)
-
-
 def map_fd(driver: CudaDriver, device: CudaDevice, fd: int, size_bytes: int, *, writable: bool) -> CudaMapping:
     """Map the memory that `fd`, which stays the caller's, names on `device`.
 
@@ -107,14 +100,14 @@ def map_fd(driver: CudaDriver, device: CudaDevice, fd: int, size_bytes: int, *, 
     mapped_bytes = -(-size_bytes // granularity) * granularity
     with CONTEXTS.current(driver, device), contextlib.ExitStack() as undo:
         handle = driver.import_fd(fd, size_bytes, device.uuid)
-        undo.callback(_quietly, driver.release, handle)  # mapped or not: the mapping keeps the memory
+        undo.callback(quietly, driver.release, handle)  # mapped or not: the mapping keeps the memory
         if (ordinal := driver.location(handle)) != device.ordinal:
             raise ProtocolError(f"the memory lies on cuda:{ordinal} of this process, announced was {device.uuid}")
         with contextlib.ExitStack() as undo_mapping:
             address = driver.reserve(mapped_bytes, device.uuid)
-            undo_mapping.callback(_quietly, driver.free_range, address, mapped_bytes)
+            undo_mapping.callback(quietly, driver.free_range, address, mapped_bytes)
             driver.map(address, mapped_bytes, handle, device.uuid)
-            undo_mapping.callback(_quietly, driver.unmap, address, mapped_bytes)
+            undo_mapping.callback(quietly, driver.unmap, address, mapped_bytes)
             driver.allow_access(address, mapped_bytes, device.ordinal, device.uuid, writable=writable)
             mapping = CudaMapping(_VmmRegion(driver, device, address, size_bytes, mapped_bytes), driver, device)
             undo_mapping.pop_all()
@@ -148,7 +141,7 @@ def map_handle(driver: CudaDriver, device: CudaDevice, handle: bytes, fd: int, s
         lifeline = os.dup(fd)
         undo.callback(os.close, lifeline)
         address = IPC_TABLE.open(driver, handle, size_bytes, device.uuid)
-        undo.callback(_quietly, IPC_TABLE.close, driver, handle)
+        undo.callback(quietly, IPC_TABLE.close, driver, handle)
         if (there_bytes := driver.allocation_bytes(address)) < size_bytes:
             raise ProtocolError(f"the handle names {there_bytes} bytes of memory, announced were {size_bytes}")
         mapping = CudaMapping(_IpcRegion(driver, device, handle, lifeline, address, size_bytes), driver, device)

@@ -7,7 +7,6 @@ memory. So a finaliser only puts the region here; this thread binds the context,
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -15,8 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from kvpage.errors import KvpageError
-
-log = logging.getLogger("kvpage")
+from kvpage.memory.cuda_errors import log
 
 
 class Region(ABC):

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from kvpage.errors import ProtocolError, SpecInvalid, StaleHandle
 from kvpage.memory.base import Chunk, Mapping, MemoryKind
+from support.checkout import ROOT
 
 gc.freeze()  # torch brings half a million objects: no collection of a leak check needs to walk them again
 
@@ -171,9 +173,12 @@ def imported(memory: MemoryKind, chunk: Chunk) -> Chunk:
     return memory.import_chunk(chunk.export(), chunk.size_bytes, chunk.handle)
 
 
-def run_program(program: str, *arguments: str) -> str:
-    """What a fresh interpreter prints; a crash of it fails the test."""
+def run_program(program: str, *arguments: str, pass_fds: Sequence[int] = ()) -> str:
+    """What a fresh interpreter prints; a crash of it fails the test. It may import what tests share."""
     command = [sys.executable, "-c", program, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, pass_fds=tuple(pass_fds)
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
