@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # -E: no setting of an active environment decides where kvpage is installed.
 BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 
-.PHONY: help demo test test-long test-gpu reliability bench lint environment dev lock clean
+.PHONY: help demo test test-long test-gpu gpu-check reliability bench lint environment dev lock clean
 .DEFAULT_GOAL := help
 
 help: ## Say what each target does
@@ -25,6 +25,9 @@ test-long: lint ## The same with 10,000 random examples for each property
 
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu
+
+gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot, and write docs/gpu-report.md (three minutes)
+	$(BIN)/python scripts/gpu_check.py
 
 reliability: environment ## Kill processes at every step, use everything up, and write docs/reliability.md (ten minutes)
 	$(BIN)/python scripts/reliability.py

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,7 @@ def find_kvpage() -> None:
 find_kvpage()
 
 from gpu_checks import report  # noqa: E402 - found by the lines above
-from gpu_checks.outcome import Outcome, machine_fact, not_run  # noqa: E402
+from gpu_checks.outcome import Check, Outcome, machine_fact, not_run  # noqa: E402
 from gpu_checks.runner import adopt_orphans, run, run_all  # noqa: E402
 
 
@@ -42,17 +43,20 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Check kvpage on a GPU and write the report.")
     parser.add_argument("--report", type=Path, default=DOCS / "gpu-report.md", help="where to write it")
     parser.add_argument("--catalogue", default="gpu_checks.catalogue", help="module that names the checks")
+    parser.add_argument("--only", nargs="+", metavar="CHECK", help="run these; the report says 'not run' of the others")
     options = parser.parse_args(arguments)
     catalogue = importlib.import_module(options.catalogue)
     adopt_orphans()
     machine = run(catalogue.MACHINE, "")
     if machine.status == "skip":
-        return _no_gpu(options.report, machine.reason)
+        return _no_gpu(options.report, machine.reason, catalogue.CHECKS)
     outcomes = [_told(machine)]
+    wanted = [check for check in catalogue.CHECKS if options.only is None or check.name in options.only]
     if machine.status == "pass":
-        outcomes += map(_told, run_all(catalogue.CHECKS, machine_fact(machine, "UUID"), TOTAL_S))
+        outcomes += map(_told, run_all(wanted, machine_fact(machine, "UUID"), TOTAL_S))
     else:
-        outcomes += [not_run(check, "the GPU cannot be used") for check in catalogue.CHECKS]
+        outcomes += [not_run(check, "the GPU cannot be used") for check in wanted]
+    outcomes += [not_run(check, "not asked for") for check in catalogue.CHECKS if check not in wanted]
     try:
         report.write(options.report, report.render(machine, outcomes), machine, DOCS)
     except report.NoReport as refusal:
@@ -63,12 +67,12 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _no_gpu(path: Path, reason: str) -> int:
+def _no_gpu(path: Path, reason: str, checks: Sequence[Check]) -> int:
     _say(f"not run: {reason}")
     if report.has_results(path):
         _say(f"{path} has the results of an earlier run on a GPU and stays as it is")
     else:
-        path.write_text(report.render_not_run(reason), encoding="utf-8")
+        path.write_text(report.render_not_run(reason, checks), encoding="utf-8")
     return 0
 
 

@@ -20,13 +20,13 @@ _WORDS = 2048  # read by one program: 8 KiB, a divisor of every page
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _sum_pages(words, table, sums, block_stride_words, chunks_of_page, WORDS: tl.constexpr):  # type: ignore[no-untyped-def,name-defined]  # noqa: N803
-    """Program (b, c) adds up the c-th part of the page that the b-th entry of the table names."""
+def _combine_pages(words, table, sums, block_stride_words, parts, WORDS: tl.constexpr):  # type: ignore[no-untyped-def,name-defined]  # noqa: N803
+    """Program (b, c) combines (by exclusive or) the c-th part of the page that the b-th entry of the table names."""
     block = tl.program_id(0)
     part = tl.program_id(1)
     page = words + tl.load(table + block) * block_stride_words
     found = tl.load(page + part * WORDS + tl.arange(0, WORDS))
-    tl.store(sums + block * chunks_of_page + part, tl.sum(found, axis=0))
+    tl.store(sums + block * parts + part, tl.xor_sum(found, axis=0))
 
 
 def read_in_place(scene: Scene, layout: Layout) -> Read:
@@ -40,7 +40,7 @@ def read_in_place(scene: Scene, layout: Layout) -> Read:
         sums = torch.empty((layout.num_blocks, parts), dtype=torch.int32, device=view.device)
         words = view.view(torch.int32)  # two elements each
         stride_words = view.stride(0) * ITEM_BYTES // _WORD_BYTES
-        _sum_pages[layout.num_blocks, parts](words, table, sums, stride_words, parts, WORDS=_WORDS)
+        _combine_pages[layout.num_blocks, parts](words, table, sums, stride_words, parts, WORDS=_WORDS)
         return sums
 
     return read

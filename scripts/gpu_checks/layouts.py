@@ -55,8 +55,9 @@ class Layout:
         row, head = NUM_KV_HEADS * self.head_size, self.head_size
         shape = (self.num_blocks, 2, self.block_size, NUM_KV_HEADS, self.head_size)
         strides = (self.block_stride_bytes // ITEM_BYTES, self.block_size * row, row, head, 1)
+        start = buffer.storage_offset()  # as_strided counts from the storage's beginning, also in a slice
         return [
-            buffer.as_strided(shape, strides, layer * self.layer_stride_bytes // ITEM_BYTES)
+            buffer.as_strided(shape, strides, start + layer * self.layer_stride_bytes // ITEM_BYTES)
             for layer in range(self.num_layers)
         ]
 

@@ -28,14 +28,11 @@ _DEVICE_FILES = Path("/dev")
 def describe(trial: Trial) -> None:
     """Skips when there is no GPU; one that is there and cannot be used is a failure."""
     try:
-        driver = CudaDriver()
-        devices = visible_devices(driver)
+        devices = visible_devices(CudaDriver())
         if not devices:
             raise DeviceUnavailable("the driver shows no device")
     except DeviceUnavailable as error:
-        if files := sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*")):
-            raise Failed(f"{', '.join(files)} are there, but the driver cannot be used: {error.message}") from error
-        raise Skip(error.message) from error
+        raise no_gpu(error.message, _DEVICE_FILES) from error
     facts = probe(devices[0].uuid)
     cuda = f"{facts.driver_version // 1000}.{facts.driver_version % 1000 // 10}"
     rows = {
@@ -52,6 +49,14 @@ def describe(trial: Trial) -> None:
         trial.row(MACHINE_TABLE, what=what, value=value)
     for kind, reason in facts.unsupported.items():
         trial.saw(f"{kind} does not work: {reason}")
+
+
+def no_gpu(reason: str, device_files: Path) -> Skip | Failed:
+    """A machine without a GPU, or whose GPU this process was told not to see, is no failure."""
+    files = sorted(path.name for path in device_files.glob("nvidia[0-9]*"))
+    if files and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        return Failed(f"{', '.join(files)} are there, but the driver cannot be used: {reason}")
+    return Skip(reason)
 
 
 def kernel_driver() -> str:

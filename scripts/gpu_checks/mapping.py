@@ -47,7 +47,7 @@ def in_a_fresh_thread(trial: Trial) -> None:
 def _import_and_close(gpu: Gpu, chunk: CudaChunk) -> None:
     again = CudaVmmMemory(gpu.uuid).import_chunk(chunk.export(), chunk.size_bytes)
     with again, again.map() as mapping:
-        gpu.fill(mapping.address, 1, SIZE_BYTES)
+        gpu.fill(mapping.address, 1, MIB)
     expect(mapping.unmapped, "closed, but not unmapped")
 
 

@@ -6,22 +6,19 @@ import datetime
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gpu_checks.outcome import MACHINE_TABLE, Outcome, Row
-from gpu_checks.trial import Cell
+from gpu_checks.outcome import MACHINE_TABLE, Check, Outcome, Row
+from gpu_checks.trial import DOUBLE, Cell
 
-DOUBLE = "driver double"
-"""In the name of a device that is none."""
-
-_HEAD = "# GPU report\n\nWritten by `make gpu-check` (`scripts/gpu_check.py`); do not edit.\n"
-_NOT_RUN = "Not run"
+HEAD = "# GPU report\n\nWritten by `make gpu-check` (`scripts/gpu_check.py`); do not edit.\n"
 
 
 class NoReport(Exception):
     """This must not be written there."""
 
 
-def render_not_run(reason: str) -> str:
-    return f"{_HEAD}\n{_NOT_RUN}: {_sentence(reason)}\n"
+def render_not_run(reason: str, checks: Sequence[Check]) -> str:
+    rows: list[Row] = [{"check": check.title, "result": "not run"} for check in checks]
+    return f"{HEAD}\nNot run: {_sentence(reason)}\n\n## Checks\n\n{_table(rows)}"
 
 
 def has_results(path: Path) -> bool:
@@ -34,7 +31,7 @@ def render(machine: Outcome, outcomes: Sequence[Outcome]) -> str:
     others = len(outcomes) - sum(counts.values())
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     parts = [
-        _HEAD,
+        HEAD,
         f"{today}: {counts['pass']} passed, {counts['fail']} failed, {counts['skip']} skipped, {others} not run.\n",
         f"## Machine\n\n{_table([{'what': 'date', 'value': today}, *machine.tables.get(MACHINE_TABLE, [])])}",
         f"## Checks\n\n{_table([_check_row(outcome) for outcome in outcomes])}",

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kvpage
 from gpu_checks.fresh import compute_pids
 from gpu_checks.gpu import MIB, Gpu
 from gpu_checks.latency import Watch
 from gpu_checks.mapping import leaves_nothing_behind
 from gpu_checks.peer import wait_until_gone
-from gpu_checks.tensors import torch_on
+from gpu_checks.tensors import wrap_for
 from gpu_checks.trial import Failed, Skip, Trial, expect
 
 READY_TIMEOUT_MS = 40_000
@@ -49,8 +50,6 @@ _NEEDED = ("msgspec", "pydantic", "httpx", "fastapi", "uvicorn", "httptools", "u
 def serving(gpu: Gpu) -> Iterator[str]:
     """The run directory of a real `kvpage serve` of this device, which answers."""
     device = f"cuda:{gpu.device.ordinal}"
-    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise Skip(f"kvpage serve needs {', '.join(missing)}, which this Python does not have")
     with tempfile.TemporaryDirectory(prefix="kvp-") as folder, open(Path(folder, "log"), "w+b") as log:
         run_dir = str(Path(folder, "run"))
         ready_out, ready_in = os.pipe()
@@ -79,25 +78,24 @@ def _await_ready(ready_out: int, log: Any) -> None:
 
 def worker_killed(trial: Trial) -> None:
     """The worker is killed by SIGKILL: the client goes on, the next worker has the same pool and the same bytes."""
+    require_packages()
     gpu = Gpu(trial.device_uuid)
-    torch = torch_on(gpu.uuid)
-    import kvpage
-
+    wrap = wrap_for(gpu)
     with serving(gpu) as run_dir, kvpage.Client(run_dir=run_dir) as client:
         create_pool(client)
-        with kvpage.attach("checked", run_dir=run_dir) as kv:
+        with kvpage.attach("checked", run_dir=run_dir, wrap=wrap) as kv:
             page = kv.tensor("draft.0")
             page.fill_(1.5)
-            torch.cuda.synchronize()
+            gpu.synchronize()
             pid = worker_pid(client)
             trial.saw(_context_of(pid))
             kill(pid)
             expect(bool((page == 1.5).all()), "the bytes have changed")
             page.fill_(2.5)
-            torch.cuda.synchronize()
+            gpu.synchronize()
             expect(kv.detached, "the client does not know that the worker died")
-            trial.saw("read and written by kernels after the worker's death")
-            with kvpage.attach("checked", run_dir=run_dir, epoch=kv.epoch, timeout_s=30) as again:
+            trial.saw("read and written after the worker's death")
+            with kvpage.attach("checked", run_dir=run_dir, epoch=kv.epoch, wrap=wrap, timeout_s=30) as again:
                 expect(again.buffer.data_ptr() != kv.buffer.data_ptr(), "attached again, it is the old mapping")
                 expect(bool((again.tensor("draft.0") == 2.5).all()), "attached again, it has other bytes")
             expect(worker_pid(client) != pid, "no other worker has taken over")
@@ -106,15 +104,14 @@ def worker_killed(trial: Trial) -> None:
 
 def attach_cycles(trial: Trial) -> None:
     """`kvpage.attach` and close, over and over, leaves nothing behind."""
+    require_packages()
     gpu = Gpu(trial.device_uuid)
-    torch_on(gpu.uuid)
-    import kvpage
-
+    wrap = wrap_for(gpu)
     watch = Watch()
 
     def cycle() -> None:
         with watch.time("kvpage.attach, to the first tensor"):
-            kv = kvpage.attach("checked", run_dir=run_dir)
+            kv = kvpage.attach("checked", run_dir=run_dir, wrap=wrap)
             kv.tensor("draft.0")
         kv.close()
 
@@ -127,6 +124,12 @@ def attach_cycles(trial: Trial) -> None:
 def create_pool(client: Any) -> None:
     [device] = client.devices()
     client.create_pool(REQUEST, device=device.device, name="checked")
+
+
+def require_packages() -> None:
+    """Raises `Skip` when this Python cannot run the server."""
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise Skip(f"kvpage serve needs {', '.join(missing)}, which this Python does not have")
 
 
 def worker_pid(client: Any) -> int:

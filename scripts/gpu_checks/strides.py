@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from kvpage.memory.cuda import CudaVmmMemory
 
 TABLE = "Reading pages by block stride"
 NUM_REPEATS = 25
+NUM_WARM_UP = 3
 NUM_QUERY_HEADS = 4 * NUM_KV_HEADS
 
 Read: TypeAlias = Callable[[Any], Any]
@@ -36,19 +38,20 @@ Reader: TypeAlias = Callable[["Scene", Layout], Read]
 class Scene:
     """Memory of kvpage's with a strided layout at its beginning and its dense twin behind it, and what reads them."""
 
-    def __init__(self, torch: Any, memory: Any) -> None:
-        """`memory`: uint8, of `MAX_EXTENT_BYTES` and `PASS_BYTES`."""
+    def __init__(self, torch: Any, memory: Any, strided_bytes: int = MAX_EXTENT_BYTES) -> None:
+        """`memory`: uint8; its first `strided_bytes` are for the strided layouts, the others for their dense twins."""
         self.torch = torch
-        self._elements = memory.view(torch.bfloat16)
-        self._elements.normal_()
+        elements = memory.view(torch.bfloat16)
+        self._strided, self._dense = elements[: strided_bytes // ITEM_BYTES], elements[strided_bytes // ITEM_BYTES :]
+        elements.normal_()
 
     def views(self, layout: Layout) -> list[Any]:
         """Of a strided layout."""
-        return layout.views(self._elements[: MAX_EXTENT_BYTES // ITEM_BYTES])
+        return layout.views(self._strided)
 
     def dense_views(self, layout: Layout) -> list[Any]:
         """Of its dense twin, with the same values."""
-        dense = layout.dense().views(self._elements[MAX_EXTENT_BYTES // ITEM_BYTES :])
+        dense = layout.dense().views(self._dense)
         for to, source in zip(dense, self.views(layout), strict=True):
             to.copy_(source)
         return dense
@@ -57,12 +60,12 @@ class Scene:
         """A permutation of all blocks, int64, a row for each sequence."""
         generator = self.torch.Generator(device="cpu").manual_seed(layout.num_blocks)
         order = self.torch.randperm(layout.num_blocks, generator=generator)
-        return order.view(NUM_SEQUENCES, -1).to(self._elements.device)
+        return order.view(NUM_SEQUENCES, -1).to(self._dense.device)
 
     def query(self, layout: Layout) -> Any:
         """One token of each sequence: (sequences, query heads, 1, elements)."""
         shape = (NUM_SEQUENCES, NUM_QUERY_HEADS, 1, layout.head_size)
-        return self.torch.randn(shape, device=self._elements.device, dtype=self.torch.bfloat16)
+        return self.torch.randn(shape, device=self._dense.device, dtype=self.torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +95,18 @@ def compare(trial: Trial, gpu: Gpu, torch: Any, readers: dict[str, Reader]) -> N
     with CudaVmmMemory(gpu.uuid).create(MAX_EXTENT_BYTES + PASS_BYTES) as chunk, chunk.map() as mapping:
         scene = Scene(torch, bytes_of(mapping))
         for how, reader in readers.items():
-            ratios = []
+            ratios, refusals = [], Counter[str]()
             for layout in layouts():
                 try:
                     times = measure(scene, layout, reader(scene, layout))
                 except Failed:
                     raise
                 except Exception as error:  # noqa: BLE001 - of this layout; the others are measured all the same
-                    trial.saw(f"{how}, {layout.name}, {layout.block_size} tokens: {first_line(error)}")
-                    continue
-                ratios.append(_tell(trial, how, layout, times))
+                    refusals[first_line(error)] += 1
+                else:
+                    ratios.append(_tell(trial, how, layout, times))
+            for refusal, num_layouts in refusals.items():
+                trial.saw(f"{how}, {num_layouts} layouts: {refusal}")
             expect(bool(ratios), f"{how} could read no layout")
             trial.saw(f"{how}: {min(ratios):.2f} to {max(ratios):.2f} times the dense layout's time")
         del scene
@@ -131,9 +136,13 @@ def measure(scene: Scene, layout: Layout, read: Read) -> Times:
         expect(torch.equal(read(one), read(other)), f"{layout}: other values than in the dense layout")
     passes = [captured(torch, lambda views=views: [read(view) for view in views]) for views in (strided, dense)]
     times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(NUM_REPEATS):
+    for repeat in range(NUM_WARM_UP + NUM_REPEATS):
         for (graph, _), times_us in zip(passes, times, strict=True):
-            times_us.append(_timed_us(torch, graph))
+            took_us = _timed_us(torch, graph)
+            if repeat >= NUM_WARM_UP:
+                times_us.append(took_us)
+    del passes, graph
+    torch.cuda.empty_cache()  # each graph had memory of its own
     return Times(strided_us=times[0], dense_us=times[1])
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpu_checks.trial import Skip
+from gpu_checks.gpu import Gpu
+from gpu_checks.trial import DOUBLE, Skip
 from kvpage.errors import DeviceUnavailable
+from kvpage.memory.base import Mapping
 from kvpage.memory.cuda_mapping import CudaMapping
 
 if TYPE_CHECKING:
@@ -39,6 +43,24 @@ def torch_on(uuid: str) -> Any:
     import torch
 
     return torch
+
+
+def wrap_for(gpu: Gpu) -> Callable[[Mapping], torch.Tensor]:
+    """kvpage's own; of the driver double, whose memory is host memory, one that torch without CUDA can use."""
+    if DOUBLE in gpu.device.name:
+        return _host_bytes
+    torch_device(gpu.uuid)
+    from kvpage.client.views import wrap_mapping
+
+    return wrap_mapping
+
+
+def _host_bytes(mapping: Mapping) -> torch.Tensor:
+    import torch
+
+    array = (ctypes.c_ubyte * mapping.size_bytes).from_address(mapping.address)
+    array.claim = mapping.claim  # type: ignore[attr-defined] # torch keeps the array, and the array this
+    return torch.frombuffer(array, dtype=torch.uint8)
 
 
 def same_uuid(one: str, other: str) -> bool:

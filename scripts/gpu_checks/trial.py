@@ -10,6 +10,10 @@ Cell: TypeAlias = str | int | float
 """Of a table. The unit of a number stands in the name of its column."""
 
 
+DOUBLE = "driver double"
+"""In the name of a device that is none: host memory that answers like one."""
+
+
 class Skip(Exception):
     """The machine does not allow this check; the message says what it lacks."""
 
