@@ -24,7 +24,7 @@ from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.connecting import system_error
-from kvpage.wire.values import MAX_NAME_BYTES
+from kvpage.wire.values import MAX_NAME_BYTES, as_name
 
 MAX_KNOWN_PLANS = 16
 DEFAULT_TIMEOUT_S = 10.0
@@ -221,4 +221,4 @@ class Connection:
 
 
 def _program_name() -> str:
-    return Path(sys.argv[0]).name[:200] if sys.argv and sys.argv[0] else "python"
+    return as_name(Path(sys.argv[0]).name) if sys.argv and sys.argv[0] else "python"

@@ -18,12 +18,14 @@ from kvpage.wire.values import Body as Body
 from kvpage.wire.values import Epoch, Id, Name, PlanId, PoolId, SizeBytes, WaitS
 from kvpage.wire.values import Role as Role
 from kvpage.wire.values import Value as Value
+from kvpage.wire.values import check_name as check_name
 
 _T = TypeVar("_T")
 
 PROTOCOL_VERSION = 1
 MAX_PLAN_BYTES = 6 << 20  # leaves room for the rest of a reply inside the frame limit of 8 MiB
 MAX_HOLDERS_NAMED = 64  # a PoolState names this many holders and counts all of them
+MAX_HOLDERS_LISTED = 16  # the same in a PoolList, which must fit into a frame with all pools a worker may have
 
 PoolStateName: TypeAlias = Literal["creating", "ready", "failed", "deleting"]
 DeviceStateName: TypeAlias = Literal["ready", "draining"]
@@ -83,7 +85,7 @@ class PoolState(Body, frozen=True, kw_only=True):
     """Memory that is really there; grows from 0 to `buffer_size_bytes` while the pool is creating."""
     num_holders: Id
     holders: list[Holder]
-    """The first `MAX_HOLDERS_NAMED` of them."""
+    """The first `MAX_HOLDERS_NAMED` of them, in a list of pools the first `MAX_HOLDERS_LISTED`."""
     error: WireError | None = None
     """Why the pool failed."""
 

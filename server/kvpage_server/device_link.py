@@ -73,13 +73,16 @@ class WorkerThreads:
 class DeviceLink:
     """Keeps one connection while `run()` runs. Lives on the event loop; the blocking client is used from threads."""
 
-    def __init__(self, device: str, settings: Settings, threads: WorkerThreads, owner: LinkOwner) -> None:
+    def __init__(
+        self, device: str, settings: Settings, threads: WorkerThreads, owner: LinkOwner, *, tick_s: float = TICK_S
+    ) -> None:
         self.device = device
         self.state: DeviceStateName = "starting"
         self.detail = "no worker has answered yet"
         self._settings = settings
         self._threads = threads
         self._owner = owner
+        self._tick_s = tick_s
         self._client: WorkerClient | None = None
         self._process: WatchedProcess | None = None
         self._served_process: WatchedProcess | None = None
@@ -220,8 +223,13 @@ class DeviceLink:
         self._process = process
 
     async def _until_lost(self) -> None:
-        while not await self._lost_within(TICK_S):
-            await self._owner.tick()
+        while not await self._lost_within(self._tick_s):
+            try:
+                await self._owner.tick()
+            except (WorkerLost, DeviceUnavailable):
+                raise
+            except KvpageError as error:  # an answer, so the worker is there
+                logger.warning("device %s: its worker answered %s: %s", self.device, error.code, error.message)
 
     async def _lost_within(self, timeout_s: float) -> bool:
         signs = [self._broken] if self._process is None else [self._broken, self._process.ended]

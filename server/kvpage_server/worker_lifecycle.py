@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvpage.errors import Draining, KvpageError, PoolNotFound, SpecInvalid, TooLarge, TooManyClients, shorten
+from kvpage.errors import Draining, KvpageError, PoolNotFound, TooLarge, TooManyClients
 from kvpage.wire import messages
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_limits import FDS_PER_POOL, Limits
@@ -31,7 +31,7 @@ class PoolLifecycle:
 
     def create(self, connection: Connection, request_id: int, body: messages.CreatePool) -> None:
         _check_create(body)
-        self._check_fds()
+        self._check_room()
         chunk = self._keeper.device.chunk(body.handle_kind, body.buffer_size_bytes)
         pool, created = self._pools.create(body.name, body.plan_id, body.plan, [chunk])
         if created:
@@ -125,7 +125,8 @@ class PoolLifecycle:
         for waiting in (self._waiting, self._until_free):
             waiting.end_all(Draining("the worker is ending; ask its successor"))
 
-    def _check_fds(self) -> None:
+    def _check_room(self) -> None:
+        self._limits.check_pools(len(self._pools))
         limit = self._limits.max_fds_with_pools
         if self._num_clients() + FDS_PER_POOL * (len(self._pools) + 1) > limit:
             raise TooManyClients(
@@ -160,12 +161,7 @@ class PoolLifecycle:
 
 def _check_create(body: messages.CreatePool) -> None:
     """What the types of the message cannot say."""
-    length = len(body.name.encode("utf-8", "surrogatepass"))
-    if length > messages.MAX_NAME_BYTES or not body.name.isprintable():
-        raise SpecInvalid(
-            f"pool name {shorten(body.name)} has {length} bytes or characters that cannot be printed; use at most"
-            f" {messages.MAX_NAME_BYTES} bytes of printable text"
-        )
+    messages.check_name("pool name", body.name)
     if len(body.plan) > messages.MAX_PLAN_BYTES:
         raise TooLarge(
             f"a plan of {len(body.plan)} bytes; a worker keeps at most {messages.MAX_PLAN_BYTES}",

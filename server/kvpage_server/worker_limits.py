@@ -5,6 +5,8 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 
+from kvpage.errors import TooManyClients
+
 FDS_PER_POOL = 2  # chunk and control block
 
 _CLIENT_SHARE = 0.8
@@ -26,8 +28,18 @@ class Limits:
     """Of one connection."""
     max_waits: int = 16
     """Of one connection: requests to be answered later."""
+    max_pools: int = 1024
+    """Of one worker, so that all of them fit into one reply, however long their names and those of their holders."""
     max_fds: int = 1024
     """Descriptors this process may have open."""
+
+    def check_pools(self, num_pools: int) -> None:
+        """Raises `TooManyClients` when no further pool may be made or adopted."""
+        if num_pools >= self.max_pools:
+            raise TooManyClients(
+                f"{num_pools} pools are open, as many as a worker may have; delete some",
+                details={"num_pools": num_pools, "limit": self.max_pools},
+            )
 
     @property
     def max_fds_with_clients(self) -> int:

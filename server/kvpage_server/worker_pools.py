@@ -96,7 +96,7 @@ class PoolTable:
     def __len__(self) -> int:
         return len(self._pools)
 
-    def describe(self, pool: Pool) -> PoolState:
+    def describe(self, pool: Pool, *, max_holders: int = MAX_HOLDERS_NAMED) -> PoolState:
         holders = list(pool.holders.values())
         return PoolState(
             pool_id=pool.pool_id,
@@ -108,7 +108,7 @@ class PoolTable:
             buffer_size_bytes=pool.size_bytes,
             committed_bytes=pool.committed_bytes,
             num_holders=len(holders),
-            holders=holders[:MAX_HOLDERS_NAMED],
+            holders=holders[:max_holders],
             error=None if pool.error is None else WireError.from_error(pool.error),
         )
 

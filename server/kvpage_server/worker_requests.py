@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TypeAlias
 
-from kvpage.errors import Draining, NotSupported, PermissionDenied
+from kvpage.errors import Draining, KvpageError, NotSupported, PermissionDenied
 from kvpage.wire import messages, succession
 from kvpage.wire.channel import MAX_FRAME_BYTES
 from kvpage_server.worker_adoption import AdoptionWindow
@@ -137,23 +137,17 @@ class Requests:
 
     def _look_up(self, body: messages.ListPools | messages.GetPool | messages.FindPool) -> messages.ReplyBody:
         if isinstance(body, messages.ListPools):
-            return messages.PoolList(pools=[self._pools.describe(pool) for pool in self._pools])
+            max_holders = messages.MAX_HOLDERS_LISTED
+            return messages.PoolList(
+                pools=[self._pools.describe(pool, max_holders=max_holders) for pool in self._pools]
+            )
         found = self._pools.get(body.pool_id) if isinstance(body, messages.GetPool) else self._pools.find(body.name)
         return self._pools.describe(found)
 
     def _hello(self, connection: Connection, request_id: int, body: messages.Hello) -> None:
-        refusal: NotSupported | PermissionDenied | None = None
-        if body.version != messages.PROTOCOL_VERSION:
-            refusal = NotSupported(
-                f"the client speaks version {body.version} of the worker protocol, this worker version"
-                f" {messages.PROTOCOL_VERSION}; install the same kvpage on both sides",
-                details={"version": messages.PROTOCOL_VERSION},
-            )
-        elif body.role == "api" and connection.peer.uid not in (0, os.geteuid()):
-            refusal = PermissionDenied(
-                f"role 'api' is for root and the worker's own user (uid {os.geteuid()}), not uid {connection.peer.uid}"
-            )
-        if refusal is not None:
+        try:
+            _check_hello(connection, body)
+        except KvpageError as refusal:
             connection.fail(request_id, refusal)
             connection.end()
             return
@@ -183,3 +177,18 @@ class Requests:
             num_pools=len(self._pools),
             num_clients=self._num_clients(),
         )
+
+
+def _check_hello(connection: Connection, body: messages.Hello) -> None:
+    """Raises what refuses the client."""
+    if body.version != messages.PROTOCOL_VERSION:
+        raise NotSupported(
+            f"the client speaks version {body.version} of the worker protocol, this worker version"
+            f" {messages.PROTOCOL_VERSION}; install the same kvpage on both sides",
+            details={"version": messages.PROTOCOL_VERSION},
+        )
+    if body.role == "api" and connection.peer.uid not in (0, os.geteuid()):
+        raise PermissionDenied(
+            f"role 'api' is for root and the worker's own user (uid {os.geteuid()}), not uid {connection.peer.uid}"
+        )
+    messages.check_name("client name", body.client_name)

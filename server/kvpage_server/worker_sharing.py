@@ -98,6 +98,7 @@ class PoolSharing:
         with contextlib.ExitStack() as undo:
             undo.callback(close_fds, fds)
             connection.require_api()
+            self._limits.check_pools(len(self._pools))
             undo.pop_all()
         keeper = self._keeper
         record, memory = import_pool(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvpage.wire import messages
 from kvpage_server.worker_limits import Limits
 from support.checkout import ROOT
 
@@ -14,6 +15,9 @@ LIMITS = Limits()
     "sentence",
     [
         f"At most {LIMITS.max_waits} requests of a connection may wait",
+        f"or {LIMITS.max_pools:,} pools are open",
+        f"the first {messages.MAX_HOLDERS_LISTED} of its holders",
+        f"the first {messages.MAX_HOLDERS_NAMED} of them",
         f"({LIMITS.max_holds:,} holds on one connection)",
         f"more than {LIMITS.max_queued_bytes >> 20} MiB of replies waits",
         f"taken nothing for {LIMITS.stall_s:.0f} s",
