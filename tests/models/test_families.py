@@ -1,0 +1,216 @@
+"""Every family of models: how many layers of which kind, their sizes, and the bytes they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kvpage
+from kvpage.models import read_model
+from kvpage.models.registry import FAMILIES, WRAPPERS
+from models.public_configs import CONFIGS, config, kinds, state_bytes, token_bytes
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_window", "chunked_local_attention"
+MLA, WINDOW_MLA, STATE = "mla_attention", "sliding_window_mla", "mamba"
+
+# name, layers by kind, bytes of one token over all layers with a cache of their own, bytes of all recurrent states
+EXPECTED: list[tuple[str, dict[str, int], int, int]] = [
+    ("llama-3.1-8b", {FULL: 32}, 131_072, 0),  # as published
+    ("mistral-7b-v0.1", {SLIDING: 32}, 131_072, 0),
+    ("mistral-7b-v0.3", {FULL: 32}, 131_072, 0),
+    ("mixtral-8x7b", {FULL: 32}, 131_072, 0),
+    ("qwen2.5-7b", {FULL: 28}, 28 * 4 * 2 * 128 * 2, 0),
+    ("qwen2-vl-7b", {FULL: 28}, 28 * 4 * 2 * 128 * 2, 0),
+    ("qwen3-0.6b", {FULL: 28}, 114_688, 0),
+    ("qwen3-30b-a3b", {FULL: 48}, 98_304, 0),
+    ("qwen3-omni-30b-a3b", {FULL: 48}, 98_304, 0),
+    ("qwen3-next-80b-a3b", {FULL: 12, STATE: 36}, 12 * 2048, 36 * (3 * 8192 * 2 + 32 * 128 * 128 * 2)),
+    ("qwen3.5-35b-a3b", {FULL: 10, STATE: 30}, 10 * 2048, 30 * (3 * 8192 * 2 + 32 * 128 * 128 * 4)),
+    ("gemma-7b", {FULL: 28}, 28 * 16 * 2 * 256 * 2, 0),
+    ("gemma-2-9b", {FULL: 21, SLIDING: 21}, 42 * 8 * 2 * 256 * 2, 0),
+    ("gemma-3-27b", {FULL: 10, SLIDING: 52}, 62 * 8192, 0),
+    ("gemma-3n-e4b", {FULL: 7, SLIDING: 28}, 20 * 2 * 2 * 256 * 2, 0),
+    ("gemma-4-26b-a4b", {FULL: 5, SLIDING: 25}, 5 * 2 * 2 * 512 * 2 + 25 * 8 * 2 * 256 * 2, 0),
+    ("gpt-oss-120b", {FULL: 18, SLIDING: 18}, 73_728, 0),
+    ("llama-4-scout", {FULL: 12, CHUNKED: 36}, 48 * 4096, 0),
+    ("mimo-v2-flash", {FULL: 9, SLIDING: 39}, 9 * 4 * 320 * 2 + 39 * 8 * 320 * 2, 0),
+    ("deepseek-v2-lite", {MLA: 27}, 27 * 1152, 0),
+    ("deepseek-v3", {MLA: 61}, 70_272, 0),  # as published
+    ("deepseek-v3.2", {MLA: 122}, 61 * (1152 + 132), 0),
+    ("kimi-k2", {MLA: 61}, 70_272, 0),
+    ("kimi-k2.5", {MLA: 61}, 70_272, 0),
+    ("kimi-linear-48b", {MLA: 7, STATE: 20}, 7 * 1152, 20 * (3 * 3 * 32 * 128 * 2 + 32 * 128 * 128 * 4)),
+    ("glm-4-9b", {FULL: 40}, 40 * 1024, 0),
+    ("glm-4.5", {FULL: 92}, 92 * 4096, 0),
+    ("glm-4.7-flash", {MLA: 47}, 47 * 1152, 0),
+    ("glm-5", {MLA: 156}, 78 * (1152 + 132), 0),
+    ("nemotron-h-8b", {FULL: 4, STATE: 24}, 4 * 4096, 24 * (3 * 10_240 * 2 + 128 * 64 * 128 * 4)),
+    ("nemotron-nas-like", {FULL: 3}, (8 + 4 + 8) * 2 * 128 * 2, 0),
+    ("jamba-1.5-mini", {FULL: 4, STATE: 28}, 4 * 4096, 28 * (3 * 8192 * 2 + 8192 * 16 * 2)),
+    ("step-3", {FULL: 61}, 61 * 1024, 0),
+    ("step-3.5-flash", {FULL: 12, SLIDING: 33}, 45 * 4096, 0),
+    ("minimax-m2", {FULL: 62}, 62 * 4096, 0),
+    ("minimax-text-01", {FULL: 10, STATE: 70}, 10 * 4096, 70 * 64 * 128 * 128 * 2),
+    ("minimax-m3-like", {FULL: 60, MLA: 57}, 60 * 2048 + 57 * 256, 0),
+    ("phi-2", {FULL: 32}, 32 * 32 * 2 * 80 * 2, 0),
+    ("phi-3-mini-4k", {SLIDING: 32}, 32 * 32 * 2 * 96 * 2, 0),
+    ("phi-4", {FULL: 40}, 40 * 10 * 2 * 128 * 2, 0),
+    ("phi-3.5-moe", {SLIDING: 32}, 131_072, 0),
+    ("llava-1.5-7b", {FULL: 32}, 32 * 32 * 2 * 128 * 2, 0),
+]
+
+
+@pytest.mark.parametrize(("name", "counts", "per_token", "states"), EXPECTED, ids=[row[0] for row in EXPECTED])
+def test_the_layers_of_a_model_are_known(name: str, counts: dict[str, int], per_token: int, states: int) -> None:
+    layers = read_model(config(name)).layers
+    assert kinds(layers) == counts
+    assert sum(map(token_bytes, layers)) == per_token
+    assert sum(map(state_bytes, layers)) == states
+    assert len({layer["name"] for layer in layers}) == len(layers)
+
+
+def test_every_excerpt_is_expected_somewhere() -> None:
+    assert {row[0] for row in EXPECTED} | {"deepseek-v4-flash"} == set(CONFIGS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_model_is_planned_and_the_plan_holds(name: str) -> None:
+    model = read_model(config(name))
+    plan = kvpage.plan(request(model))
+    plan.check()
+    assert set(plan.layers) == {layer["name"] for layer in model.layers}
+
+
+def request(model: Any, **more: Any) -> dict[str, Any]:
+    common = {"strategy": "unify", "memory_bytes": 40 << 30, "max_model_len": 8192, "align_hybrid": model.is_hybrid}
+    return {"layers": list(model.layers)} | common | more
+
+
+def test_every_model_type_in_the_tables_is_one_that_is_read() -> None:
+    """A larger model whose inner config may leave its type out names one that there is."""
+    assert {wrapper.text_type for wrapper in WRAPPERS.values()} - {None} <= set(FAMILIES)
+    assert not set(WRAPPERS) & set(FAMILIES)
+
+
+NAMES = [
+    ("llama-3.1-8b", 0, "model.layers.0.self_attn.attn"),
+    ("gpt-oss-120b", 35, "model.layers.35.attn.attn"),
+    ("gemma-3-27b", 61, "language_model.model.layers.61.self_attn.attn"),
+    ("qwen3-next-80b-a3b", 0, "model.layers.0.linear_attn"),
+    ("qwen3-next-80b-a3b", 3, "model.layers.3.self_attn.attn"),
+    ("deepseek-v3.2", 1, "model.layers.0.self_attn.indexer.k_cache"),
+    ("kimi-linear-48b", 0, "model.layers.0.self_attn"),
+    ("nemotron-h-8b", 0, "model.layers.0.mixer"),
+    ("nemotron-h-8b", 4, "model.layers.7.mixer.attn"),
+    ("jamba-1.5-mini", 4, "model.layers.4.attn"),
+    ("nemotron-nas-like", 1, "model.layers.2.self_attn.attn"),
+    ("minimax-m3-like", 4, "language_model.model.layers.3.self_attn.attn.index_cache"),
+    ("deepseek-v4-flash", 1, "model.layers.1.attn.swa_cache"),
+]
+
+
+@pytest.mark.parametrize(("model", "position", "name"), NAMES)
+def test_layers_have_the_names_that_vllm_gives_them(model: str, position: int, name: str) -> None:
+    assert read_model(config(model)).layers[position]["name"] == name
+
+
+def layer(model: str, position: int, **options: Any) -> dict[str, Any]:
+    return dict(read_model(config(model), **options).layers[position])
+
+
+def test_windows_chunks_and_widths_of_v_are_read() -> None:
+    assert layer("gemma-2-9b", 0)["sliding_window"] == 4096
+    assert "sliding_window" not in layer("gemma-2-9b", 1)
+    assert layer("llama-4-scout", 0)["attention_chunk_size"] == 8192
+    assert "attention_chunk_size" not in layer("llama-4-scout", 3)
+    assert layer("mimo-v2-flash", 0) | {"name": ""} == {
+        "name": "",
+        "kind": FULL,
+        "dtype": "bfloat16",
+        "num_kv_heads": 4,
+        "head_size": 192,
+        "head_size_v": 128,
+    }
+    assert (layer("mimo-v2-flash", 1)["sliding_window"], layer("mimo-v2-flash", 1)["num_kv_heads"]) == (128, 8)
+
+
+def test_shared_layers_of_gemma_3n_name_the_last_of_their_type() -> None:
+    """35 layers, the last 15 shared: full ones read layer 19, windows layer 18."""
+    layers = read_model(config("gemma-3n-e4b")).layers
+    owner = "language_model.model.layers.{}.self_attn.attn"
+    targets = [layer.get("kv_sharing_target") for layer in layers]
+    assert targets[:20] == [None] * 20
+    assert targets[20:] == [owner.format(19 if (index + 1) % 5 == 0 else 18) for index in range(20, 35)]
+
+
+def test_gemma_4_shares_by_type_where_it_does() -> None:
+    text = config("gemma-4-26b-a4b")["text_config"] | {"num_kv_shared_layers": 12}
+    layers = read_model({"model_type": "gemma4", "dtype": "bfloat16", "text_config": text}).layers
+    targets = {layer.get("kv_sharing_target") for layer in layers[18:]}
+    assert targets == {f"language_model.model.layers.{index}.self_attn.attn" for index in (16, 17)}
+    kvpage.plan(request(read_model({"model_type": "gemma4", "text_config": text, "dtype": "bfloat16"}))).check()
+
+
+def test_compressed_layers_of_deepseek_v4() -> None:
+    """Window rows in all 43 layers; 21 layers of ratio 4, 20 of ratio 128; pages as vLLM aligns them."""
+    model = read_model(config("deepseek-v4-flash"))
+    assert kinds(model.layers) == {WINDOW_MLA: 43 + 21 + 20 + 21, MLA: 21 + 20 + 21}
+    plan = kvpage.plan(request(model))
+    pages = {
+        name: (plan.layers[f"model.layers.{name}"].real_page_size_bytes, plan.layers[f"model.layers.{name}"].block_size)
+        for name in (
+            "0.attn.swa_cache",
+            "2.attn",
+            "2.attn.compressor.state_cache",
+            "2.attn.indexer.k_cache",
+            "2.attn.indexer.compressor.state_cache",
+            "3.attn",
+            "3.attn.compressor.state_cache",
+        )
+    }
+    assert pages == {
+        "0.attn.swa_cache": (64 * 584, 64),
+        "2.attn": (64 * 584, 256),
+        "2.attn.compressor.state_cache": (4 * 2048 * 4, 4),
+        "2.attn.indexer.k_cache": (64 * 132, 256),
+        "2.attn.indexer.compressor.state_cache": (4 * 512 * 4, 4),
+        "3.attn": (2 * 584, 256),
+        "3.attn.compressor.state_cache": (8 * 1024 * 4, 8),
+    }
+    assert plan.bytes_per_block == 22 * 37_440 + 21 * 8640 + 20 * 1728
+
+
+def test_layer_types_of_deepseek_v4_mean_what_ratios_mean() -> None:
+    written = config("deepseek-v4-flash")
+    names = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+    types = [names[ratio] for ratio in written.pop("compress_ratios")[:43]]
+    assert read_model(written | {"layer_types": types}).layers == read_model(config("deepseek-v4-flash")).layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "indexers"),
+    [
+        ({"index_topk_freq": 4}, [0, 1, 5, 9]),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 0}, [3, 7]),
+        ({"index_topk_pattern": "FSSSFFSSSS"}, [0, 4, 5]),
+        ({"indexer_types": ["shared"] * 9 + ["full"]}, [9]),
+    ],
+)
+def test_layers_that_use_what_another_found_keep_no_indexer_rows(changes: Any, indexers: list[int]) -> None:
+    layers = read_model(config("glm-5", num_hidden_layers=10, **changes)).layers
+    found = [layer["name"] for layer in layers if "indexer" in layer["name"]]
+    assert found == [f"model.layers.{index}.self_attn.indexer.k_cache" for index in indexers]
+
+
+def test_patterns_of_nemotron_h_may_be_words() -> None:
+    written = config("nemotron-h-8b")
+    pattern = written.pop("hybrid_override_pattern")
+    words = [{"M": "mamba", "*": "attention", "-": "mlp"}[letter] for letter in pattern]
+    assert read_model(written | {"layers_block_type": words}).layers == read_model(config("nemotron-h-8b")).layers
+
+
+def test_heads_of_the_sliding_layers_of_step_3_5_are_their_own() -> None:
+    other = {"attention_type": "sliding_attention", "num_attention_groups": 4, "head_dim": 64}
+    layers = read_model(config("step-3.5-flash", attention_other_setting=other)).layers
+    assert [(layer["num_kv_heads"], layer["head_size"]) for layer in layers[:2]] == [(8, 128), (4, 64)]
