@@ -13,7 +13,7 @@ import typer
 from kvpage import __version__
 from kvpage.cli import pools
 from kvpage.cli.files import read_request
-from kvpage.cli.output import print_error, print_plan
+from kvpage.cli.output import prepare_streams, print_error, print_plan
 from kvpage.errors import DeviceUnavailable, KvpageError, SpecInvalid
 
 app = typer.Typer(
@@ -29,15 +29,23 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 def run() -> None:
     """Run the command line of this process. Errors are printed, not traced."""
+    prepare_streams()
     try:
         app()
+        sys.stdout.flush()
     except KvpageError as error:
         print_error(error)
         sys.exit(2 if isinstance(error, SpecInvalid) or error.http_status in (400, 413) else 1)
-    except BrokenPipeError:
-        # Whoever read our output has gone (`| head`). Python flushes stdout once more at exit: give it a sink.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _give_output_up(error)
         sys.exit(1)
+
+
+def _give_output_up(error: OSError) -> None:
+    """Nobody reads any more (`| head`), which is no error to speak of; or the disk is full, which is."""
+    if not isinstance(error, BrokenPipeError):
+        sys.stderr.write(f"error: {error}\n")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
 
 
 def _version(wanted: bool) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from kvpage.cli import plain_yaml
 from kvpage.errors import JsonInvalid, NotFound, TooLarge, shorten
 from kvpage.strict_json import loads
 
@@ -25,51 +23,32 @@ def read_request(name: str) -> Any:
     Raises `NotFound`, `TooLarge`, `JsonInvalid` (for YAML too) naming the file.
     """
     data = _read(name)
-    if name.endswith(".json") or data.lstrip()[:1] == b"{":
-        request = loads(data, max_bytes=MAX_FILE_BYTES)
-    else:
-        request = _load_yaml(data, name)
+    try:
+        if name.endswith(".json") or data.lstrip()[:1] == b"{":
+            request = loads(data, max_bytes=MAX_FILE_BYTES)
+        else:
+            request = plain_yaml.load(data)
+    except JsonInvalid as error:
+        raise JsonInvalid(f"{_shown(name)}: {error.message}", details=error.details, errors=error.errors) from None
     return {"strategy": DEFAULT_STRATEGY, **request} if isinstance(request, dict) else request
 
 
 def _read(name: str) -> bytes:
     try:
         if name == "-":
+            if sys.stdin is None:  # Python's way to say that descriptor 0 is closed
+                raise NotFound("cannot read standard input: it is closed; name a file, or pipe the request in")
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:
             with Path(name).open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise NotFound(f"cannot read {shorten(name)!r}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise NotFound(f"cannot read {_shown(name)}: {reason}; check the path") from error
     if len(data) > MAX_FILE_BYTES:
-        raise TooLarge(f"{shorten(name)!r} has more than {MAX_FILE_BYTES} bytes; requests are smaller")
+        raise TooLarge(f"{_shown(name)} has more than {MAX_FILE_BYTES} bytes; write repeated layers once with `count`")
     return data
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML as a notation for JSON: no aliases (they can grow without bound), no key twice."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.get_mark()
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {shorten(str(key.value))!r} stands here twice", key.start_mark
-                )
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        return super().construct_mapping(node, deep)
-
-
-def _load_yaml(data: bytes, name: str) -> Any:
-    try:
-        return yaml.load(data, Loader=_PlainLoader)
-    except RecursionError:
-        raise JsonInvalid(f"{shorten(name)!r} is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that is none
-        raise JsonInvalid(f"{shorten(name)!r} is not YAML: {shorten(' '.join(str(error).split()))}") from error
+def _shown(name: str) -> str:
+    return "standard input" if name == "-" else f"'{shorten(name)}'"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -11,19 +14,30 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvpage.cli.sizes import format_bytes
-from kvpage.errors import KvpageError
+from kvpage.errors import KvpageError, printable
 from kvpage.plans import LayerPlan, Plan
 
 WIDE_CHARS = 120
 
 
+def prepare_streams() -> None:
+    """Let no output fail for a character that the terminal's encoding lacks, or because a stream is closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for the life of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def print_error(error: KvpageError) -> None:
-    """The code, the message, and each fault with its place in the request."""
+    """The code and the message, then each fault that it does not name, with its place in the request."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"[bold red]error[/] {error.code}: {escape(error.message)}")
-    if len(error.errors) > 1:
-        for fault in error.errors:
-            console.print(f"  {escape(fault.pointer or '/')}: {escape(fault.detail)}")
+    message = "\n".join(printable(line) for line in error.message.split("\n"))
+    console.print(f"[bold red]error[/] {error.code}: {escape(message)}")
+    is_first_named = bool(error.errors) and error.errors[0].detail in error.message
+    for fault in error.errors[1:] if is_first_named else error.errors:
+        console.print(f"  {escape(printable(fault.pointer or '/'))}: {escape(printable(fault.detail))}")
 
 
 def print_plan(plan: Plan, *, all_layers: bool = False) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -16,18 +18,31 @@ from kvpage.cli.files import read_request
 from kvpage.cli.sizes import format_bytes
 from kvpage.client.http import Client
 from kvpage.client.resources import Pool
+from kvpage.errors import PoolNotFound, printable
+from kvpage.token_file import read_token
 
 app = typer.Typer(help="Create, list, show and delete pools.", no_args_is_help=True)
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Run directory of the service.", show_default=False)]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the service instead of its socket.")]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
+_POOL_ID = re.compile(r"pool-[0-9a-f]{16}")
 Device = Annotated[str | None, typer.Option("--device", help="Only on this device.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _client(run_dir: str | None, url: str | None, token_file: Path | None) -> Client:
-    token = token_file.read_text().strip() if token_file else None
+    token = None if token_file is None else read_token(token_file)
     return Client(url, run_dir=run_dir, token=token)
+
+
+def _found(client: Client, pool: str, device: str | None) -> Pool:
+    """The pool of that id or name. Ids come first: nobody chooses them."""
+    if _POOL_ID.fullmatch(pool):
+        with contextlib.suppress(PoolNotFound):
+            found = client.get_pool(pool)
+            if device in (None, found.device):
+                return found
+    return client.find_pool(pool, device)
 
 
 @app.command()
@@ -61,16 +76,18 @@ def list_pools(run_dir: RunDir = None, url: Url = None, token_file: TokenFile = 
     if not pools:
         typer.echo("no pools")
         return
-    table = Table("pool", "device", "state", "bytes", "holders", "plan", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table("pool", "id", "device", "state", "bytes", "holders", "plan", box=SIMPLE_HEAD, pad_edge=False)
     for pool in pools:
         size = format_bytes(pool.buffer_size_bytes)
-        table.add_row(Text(pool.name), pool.device, pool.state, size, str(pool.num_holders), pool.plan_id[:19])
+        table.add_row(
+            Text(printable(pool.name)), pool.id, pool.device, pool.state, size, str(pool.num_holders), pool.plan_id[:19]
+        )
     Console(highlight=False).print(table)
 
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Name of the pool.")],
+    pool: Annotated[str, typer.Argument(help="Name or id of the pool.")],
     device: Device = None,
     run_dir: RunDir = None,
     url: Url = None,
@@ -79,13 +96,13 @@ def show(
 ) -> None:
     """One pool: its plan, state, and who holds it."""
     with _client(run_dir, url, token_file) as client:
-        pool = client.find_pool(name, device)
-    _print(pool, as_json)
+        found = _found(client, pool, device)
+    _print(found, as_json)
 
 
 @app.command()
 def delete(
-    name: Annotated[str, typer.Argument(help="Name of the pool.")],
+    pool: Annotated[str, typer.Argument(help="Name or id of the pool.")],
     device: Device = None,
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds that holders may take to let go.")] = 0.0,
     run_dir: RunDir = None,
@@ -94,9 +111,10 @@ def delete(
 ) -> None:
     """Give a pool's memory back. Refused, naming the holders, while a process has it attached."""
     with _client(run_dir, url, token_file) as client:
-        pool = client.find_pool(name, device)
-        client.delete_pool(pool.id, wait_s=wait_s)
-    Console(highlight=False, stderr=True, markup=False).print(f"deleted {pool.name} on {pool.device}")
+        found = _found(client, pool, device)
+        client.delete_pool(found.id, wait_s=wait_s)
+    console = Console(highlight=False, stderr=True, soft_wrap=True, markup=False)
+    console.print(f"deleted {printable(found.name)} ({found.id}) on {found.device}")
 
 
 def _print(pool: Pool, as_json: bool) -> None:
@@ -104,12 +122,17 @@ def _print(pool: Pool, as_json: bool) -> None:
         typer.echo(msgspec.json.encode(pool))
         return
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(f"pool       {pool.name} ({pool.id})")
+    console.print(f"pool       {printable(pool.name)} ({pool.id})")
     console.print(f"device     {pool.device}")
     console.print(f"state      {pool.state}")
     console.print(f"plan       {pool.plan_id}")
     console.print(f"memory     {pool.committed_bytes:,} of {pool.buffer_size_bytes:,} bytes committed")
     if pool.error:
-        console.print(f"error      {pool.error.code}: {pool.error.message}")
+        console.print(f"error      {pool.error.code}: {printable(pool.error.message)}")
     for holder in pool.holders:
-        console.print(f"held by    {holder.client_name or 'a process'} (pid {holder.pid or '?'}, uid {holder.uid})")
+        name = printable(holder.client_name) or "a process"
+        console.print(f"held by    {name} (pid {holder.pid or '?'}, uid {holder.uid})")
+    if pool.num_holders > len(pool.holders):
+        console.print(f"           and {pool.num_holders - len(pool.holders)} more")
+    if not pool.num_holders:
+        console.print("held by    nobody")

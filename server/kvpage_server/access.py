@@ -17,6 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvpage.errors import KvpageError, PermissionDenied, SpecInvalid, Unauthorized, shorten
+from kvpage.token_file import read_token
 from kvpage.wire.credentials import Peer
 from kvpage_server.problems import problem_response, request_id_of
 
@@ -104,16 +105,13 @@ class AccessMiddleware:
         await self.app(scope, receive, send)
 
 
-def read_token(path: Path) -> bytes:
-    """The token in a file: one line of printable ASCII, at least `MIN_TOKEN_CHARS` long."""
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise SpecInvalid(f"the token file {path} cannot be read: {error.strerror}") from error
-    if len(token) < MIN_TOKEN_CHARS or not all(0x21 <= char <= 0x7E for char in token):
+def secret_token(path: Path) -> bytes:
+    """The token in a file, which must be long enough and not be there for everybody to read."""
+    token = read_token(path).encode()
+    if len(token) < MIN_TOKEN_CHARS:
         raise SpecInvalid(
-            f"the token file {path} must hold one line of at least {MIN_TOKEN_CHARS} printable ASCII characters "
-            f"without spaces; `openssl rand -hex 32` makes one"
+            f"the token in {path} has {len(token)} characters; at least {MIN_TOKEN_CHARS} are needed. "
+            f"`openssl rand -hex 32` makes one"
         )
     if path.stat().st_mode & 0o007:
         raise SpecInvalid(f"the token file {path} can be read by everybody; chmod o-rwx it")

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from kvpage._version import __version__
 from kvpage.planner.planner import plan as plan_request
 from kvpage_server import openapi, routes_health, routes_plans, routes_pools
-from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, read_token
+from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, secret_token
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.farewell import say_farewell
 from kvpage_server.plan_cache import PlanCache
@@ -103,5 +103,5 @@ async def _announce(supervisor: Supervisor, ready_fd: int | None) -> None:
 
 def policy_of(settings: Settings) -> AccessPolicy:
     """Raises `SpecInvalid` when the token file cannot be used."""
-    token = None if settings.token_file is None else read_token(settings.token_file)
+    token = None if settings.token_file is None else secret_token(settings.token_file)
     return AccessPolicy(server_uid=own_uid(), group_gid=settings.group_gid, token=token)

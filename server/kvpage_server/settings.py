@@ -6,7 +6,8 @@ The run directory's variable is read by `kvpage.run_directory`, nowhere else.
 from __future__ import annotations
 
 import argparse
-import grp
+import fcntl
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvpage.errors import SpecInvalid, shorten
 from kvpage.run_directory import RunDirectory, device_file_name
 from kvpage_server.access import is_loopback
 from kvpage_server.intake import IntakeLimits
+from kvpage_server.unix_group import gid_of
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_INTAKE = IntakeLimits()
@@ -59,12 +61,14 @@ class Settings:
 
     @property
     def group_gid(self) -> int | None:
-        return None if self.group is None else _gid(self.group)
+        return None if self.group is None else gid_of(self.group)
 
 
 def from_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Exits with a usage message, as argparse does, for arguments it does not know."""
     options = _parser(environ).parse_args(arguments)
+    if options.ready_fd is not None:
+        _check_writable(options.ready_fd)
     devices = tuple(options.device or environ.get("KVPAGE_DEVICES", "host").split(","))
     return Settings(
         run_directory=RunDirectory.default(options.run_dir),
@@ -91,7 +95,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--device", action="append", metavar="NAME", help="host, cuda:N or a GPU UUID; repeat it (KVPAGE_DEVICES)"
     )
     parser.add_argument(
-        "--memory", default=environ.get("KVPAGE_MEMORY"), help="each worker's budget: bytes or a share (KVPAGE_MEMORY)"
+        "--memory",
+        default=environ.get("KVPAGE_MEMORY"),
+        help="each worker's budget: bytes such as 8GiB, or a share of what is available; default 0.5 (KVPAGE_MEMORY)",
     )
     parser.add_argument(
         "--group", default=environ.get("KVPAGE_GROUP"), help="Unix group that may connect (KVPAGE_GROUP)"
@@ -114,10 +120,11 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _gid(group: str) -> int:
-    if group.isdigit():
-        return int(group)
+def _check_writable(fd: int) -> None:
+    """Raises `SpecInvalid` for what cannot be written to: else whoever waits for the line would wait for ever."""
     try:
-        return grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise SpecInvalid(f"there is no group {shorten(repr(group))} on this machine") from None
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    except (OSError, ValueError, OverflowError):  # not open, negative, no descriptor at all
+        raise SpecInvalid(f"--ready-fd {fd} is not open in this process; pass a descriptor on to it") from None
+    if flags & os.O_ACCMODE == os.O_RDONLY:
+        raise SpecInvalid(f"--ready-fd {fd} is open for reading only; pass the end of the pipe that is written to")

@@ -152,9 +152,13 @@ def test_a_pool_from_its_creation_to_its_end(service: ApiService, request_file: 
         assert refused.returncode == 1
         assert refused.stderr.startswith("error conflict: ")
         assert "the engine" in refused.stderr
+    pool_id = json.loads(created.stdout)["id"]
+    assert "held by    nobody" in run("pools", "show", pool_id, *where).stdout
+    assert pool_id in run("pools", "list", *where).stdout
     listed = run("pools", "list", "--json", *where)
     assert [pool["name"] for pool in json.loads(listed.stdout)] == ["mimo"]
-    assert run("pools", "delete", "mimo", *where).returncode == 0
+    assert run("pools", "delete", pool_id, "--device", "cuda:0", *where).returncode != 0
+    assert run("pools", "delete", pool_id, *where).returncode == 0
     gone = run("pools", "show", "mimo", *where)
     assert gone.returncode == 1
     assert gone.stderr.startswith("error pool-not-found: ")
@@ -168,6 +172,13 @@ def test_names_are_printed_as_they_are(service: ApiService, request_file: str) -
     assert f"{name} (" in run("pools", "show", name, *where).stdout
     assert name in run("pools", "list", *where).stdout
     assert f"deleted {name}" in run("pools", "delete", name, *where).stderr
+
+
+def test_a_name_may_look_like_an_id(service: ApiService, request_file: str) -> None:
+    where = ("--run-dir", str(service.run_directory.path))
+    name = "pool-0123456789abcdef"
+    assert run("pools", "create", request_file, "--name", name, *where).returncode == 0
+    assert f"pool       {name} (" in run("pools", "show", name, *where).stdout
 
 
 def test_without_a_service_the_error_says_how_to_start_one(run_dir: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
-from kvpage_server.access import read_token
+from kvpage_server.access import secret_token
 from kvpage_server.settings import Settings, from_command_line
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
@@ -84,17 +84,17 @@ def write_token(path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 
 def test_a_token_is_read_without_its_line_end(tmp_path: Path) -> None:
-    assert read_token(write_token(tmp_path / "token", TOKEN + b"\r\n")) == TOKEN
+    assert secret_token(write_token(tmp_path / "token", TOKEN + b"\r\n")) == TOKEN
 
 
 @pytest.mark.parametrize("content", [b"", b"short", TOKEN + b"\n" + TOKEN, b"\xff" * 32, b"a b" * 10])
 def test_a_token_that_cannot_be_sent_or_is_too_short_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(SpecInvalid):
-        read_token(write_token(tmp_path / "token", content))
+        secret_token(write_token(tmp_path / "token", content))
 
 
 def test_a_token_everybody_can_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecInvalid, match="everybody"):
-        read_token(write_token(tmp_path / "token", TOKEN, 0o644))
+        secret_token(write_token(tmp_path / "token", TOKEN, 0o644))
     with pytest.raises(SpecInvalid, match=os.strerror(2)):
-        read_token(tmp_path / "missing")
+        secret_token(tmp_path / "missing")

@@ -227,7 +227,8 @@ def test_the_end_leaves_no_process_and_no_socket(service: ApiService, number: si
 
 
 def test_the_hang_up_of_a_terminal_is_ignored_under_nohup(no_leaks: None, run_dir: Path) -> None:
-    program = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN); runpy.run_module('kvpage_server', run_name='__main__')"
+    ignoring = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    program = f"{ignoring}; runpy.run_module('kvpage_server', run_name='__main__')"
     with ApiService(run_dir, command=[sys.executable, "-c", program, "serve"]) as service:
         service.ask_to_end(signal.SIGHUP)
         with service.client() as client:
