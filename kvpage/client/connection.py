@@ -15,9 +15,9 @@ from kvpage.client.finding import device_with, find_run_directory, served_socket
 from kvpage.client.hold import Hold, Holds
 from kvpage.client.patience import Patience
 from kvpage.client.views import PlannedViews, Wrap, wrap_mapping
-from kvpage.errors import DeviceUnavailable, KvpageError, ProtocolError, StaleHandle, shorten
+from kvpage.errors import KvpageError, ProtocolError, StaleHandle
 from kvpage.memory.base import Mapping, MemoryKind
-from kvpage.memory.host import HostMemory
+from kvpage.memory.kinds import memory_kind
 from kvpage.owned import Descriptors, keep
 from kvpage.plans import Plan
 from kvpage.run_directory import RunDirectory
@@ -110,7 +110,7 @@ class Connection:
             timeout_s=checked_seconds("timeout_s", timeout_s),
         )
         self._holds = Holds(self._client)
-        self._kinds: dict[str, MemoryKind] = {HostMemory.handle_kind: HostMemory()}
+        self._kinds: dict[tuple[str, str], MemoryKind] = {}  # by handle kind and device UUID
         self._plans: OrderedDict[str, PlannedViews] = OrderedDict()
         self._plan_ids: dict[str, str] = {}  # by pool name, as last seen
 
@@ -212,12 +212,9 @@ class Connection:
         chunk = attached.chunks[0]
         if chunk.size_bytes != size_bytes:
             raise ProtocolError(f"pool {attached.pool.name!r} has {chunk.size_bytes} bytes, its plan {size_bytes}")
-        kind = self._kinds.get(chunk.kind)
-        if kind is None:
-            raise DeviceUnavailable(
-                f"pool {attached.pool.name!r} is memory of kind {shorten(chunk.kind)!r}, which is not mapped here"
-            )
-        return kind.map_chunk(fds[0], chunk.size_bytes)
+        key = chunk.kind, chunk.device_uuid
+        kind = self._kinds.get(key) or self._kinds.setdefault(key, memory_kind(*key))
+        return kind.map_chunk(fds[0], chunk.size_bytes, chunk.handle)
 
 
 def _program_name() -> str:

@@ -12,7 +12,7 @@ except ImportError as error:
     raise ImportError("tensors need torch: pip install 'kvpage[torch]'") from error
 
 from kvpage.dtypes import item_size_bytes
-from kvpage.errors import DeviceUnavailable, NotSupported, ProtocolError
+from kvpage.errors import InternalError, NotSupported, ProtocolError
 from kvpage.memory.base import Mapping
 from kvpage.memory.cuda_mapping import CudaMapping
 from kvpage.plans import Plan, TensorView
@@ -36,17 +36,17 @@ def _wrap_cuda(mapping: CudaMapping) -> torch.Tensor:
     try:
         from cuda.core import Buffer
     except ImportError as error:
-        raise DeviceUnavailable("tensors over CUDA memory need cuda-core: pip install 'kvpage[cuda]'") from error
+        raise NotSupported("tensors over CUDA memory need cuda-core: pip install 'kvpage[cuda]'") from error
     with mapping.context():
         buffer = Buffer.from_handle(mapping.address, mapping.size_bytes, owner=mapping.claim)
         where = buffer.__dlpack_device__()
         if (int(where[0]), where[1]) != (_KDL_CUDA, mapping.device.ordinal):
-            raise DeviceUnavailable(
+            raise InternalError(
                 f"the driver places memory of {mapping.device.uuid} on device {where}, not on (2, "
                 f"{mapping.device.ordinal}); torch would take it for other memory"
             )
         if not torch.cuda.is_available():
-            raise DeviceUnavailable(
+            raise NotSupported(
                 f"torch {torch.__version__} cannot use {mapping.device.uuid}: it is a build without CUDA, or sees no"
                 " device"
             )

@@ -28,7 +28,7 @@ from kvpage.memory.cuda_mapping import CudaMapping, map_fd, map_handle
 def probe(device: str) -> DeviceFacts:
     """What `device` (`cuda:N` or a UUID) is and can do, found out by a process that does it once.
 
-    Raises `DeviceUnavailable` when there is no driver or no such device.
+    Raises `NotSupported` when there is no driver, `NotFound` when there is no such device.
     """
     return DeviceFacts(**run_task("probe", device).message["facts"])
 
@@ -88,8 +88,8 @@ class CudaChunk(Chunk):
         return os.dup(self.fd)
 
     def map(self, *, writable: bool = True) -> CudaMapping:
-        """Raises `DeviceUnavailable` when this process does not see the device, `ProtocolError` when the descriptor
-        or handle names no memory of it, `NotSupported` for a read-only mapping by handle.
+        """Raises `NotFound` when this process does not see the device, `ProtocolError` when the descriptor or handle
+        names no memory of it, `NotSupported` for a read-only mapping by handle and where there is no driver.
         """
         mapper = self._mapper
         if not self._handle:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from kvpage.errors import DeviceUnavailable, SpecInvalid, shorten
+from kvpage.errors import NotFound, SpecInvalid, shorten
 from kvpage.memory.cuda_driver import CudaDriver
 from kvpage.memory.cuda_errors import quietly
 
@@ -54,7 +54,7 @@ def _device(driver: CudaDriver, ordinal: int) -> CudaDevice:
 def find_device(driver: CudaDriver, wanted: str) -> CudaDevice:
     """The device called `cuda:N`, N counted as in this process, or by UUID with or without its prefix.
 
-    Raises `SpecInvalid` for any other name, `DeviceUnavailable` naming what is visible when it is not among it.
+    Raises `SpecInvalid` for any other name, `NotFound` naming what is visible when it is not among it.
     """
     numbered = _NUMBERED.fullmatch(wanted)
     if numbered is None and not is_device_uuid(wanted):
@@ -67,7 +67,7 @@ def find_device(driver: CudaDriver, wanted: str) -> CudaDevice:
             return device
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = ", ".join(f"cuda:{device.ordinal} = {device.uuid}" for device in devices) or "none"
-    raise DeviceUnavailable(
+    raise NotFound(
         f"device {wanted} is not visible to this process; visible are: {seen}"
         + (" (CUDA_VISIBLE_DEVICES is not set)" if hidden is None else f" (CUDA_VISIBLE_DEVICES={shorten(hidden)})")
         + "; make the same device visible to both processes",

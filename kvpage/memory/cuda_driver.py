@@ -10,7 +10,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from kvpage.errors import DeviceUnavailable
+from kvpage.errors import NotSupported
 from kvpage.memory.cuda_errors import driver_error
 
 IPC_HANDLE_BYTES = 64
@@ -18,15 +18,15 @@ IPC_HANDLE_BYTES = 64
 
 @cache
 def _bindings() -> Any:
-    """`cuda.bindings.driver`, initialised. Raises `DeviceUnavailable` saying which of the three things is missing."""
+    """`cuda.bindings.driver`, initialised. Raises `NotSupported` saying which of the three things is missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise DeviceUnavailable("CUDA memory needs the package cuda-bindings: pip install 'kvpage[cuda]'") from error
+        raise NotSupported("CUDA memory needs the package cuda-bindings: pip install 'kvpage[cuda]'") from error
     try:
         result = driver.cuInit(0)[0]
     except RuntimeError as error:  # the bindings have their own error for a library that is not there
-        raise DeviceUnavailable(
+        raise NotSupported(
             "the NVIDIA driver library libcuda.so.1 was not found: install the driver, or start the container with the"
             " device"
         ) from error
@@ -44,7 +44,7 @@ class CudaDriver:
     """`facts` of a call (sizes, the device's UUID) go into its error."""
 
     def __init__(self) -> None:
-        """Raises `DeviceUnavailable` when the bindings, the driver library or every device is missing."""
+        """Raises `NotSupported` when the bindings, the driver library or every device is missing."""
         self._driver = _bindings()
 
     def _call(self, operation: str, *arguments: Any, **facts: Any) -> Any:

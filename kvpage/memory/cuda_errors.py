@@ -27,20 +27,20 @@ _KINDS = {
     ),
     3: _Kind(DeviceUnavailable, "the driver has not been initialised, or this process is ending"),
     4: _Kind(DeviceUnavailable, "the process is ending, the driver has been shut down in it"),
-    34: _Kind(DeviceUnavailable, "only a stub of the driver library was found; install the NVIDIA driver"),
+    34: _Kind(NotSupported, "only a stub of the driver library was found; install the NVIDIA driver"),
     100: _Kind(
-        DeviceUnavailable,
+        NotSupported,
         "no device can be seen: a container started without it (--gpus, nvidia.com/gpu), or CUDA_VISIBLE_DEVICES hides"
         " it",
     ),
-    101: _Kind(DeviceUnavailable, "CUDA_VISIBLE_DEVICES hides the device, or its number has changed"),
+    101: _Kind(NotSupported, "CUDA_VISIBLE_DEVICES hides the device, or its number has changed"),
     201: _Kind(InternalError, "no context is current in this thread"),
     304: _Kind(
         DeviceUnavailable,
         "the operating system refused: the limit of open files, a container that lacks a /dev/nvidia* file, or another"
         " user namespace",
     ),
-    800: _Kind(DeviceUnavailable, "a container or security profile forbids it, or the device is in exclusive mode"),
+    800: _Kind(NotSupported, "a container or security profile forbids it, or the device is in exclusive mode"),
     801: _Kind(
         NotSupported,
         "this device or its driver cannot do it, as WSL2, vGPU and some MIG instances cannot; kvpage doctor shows what"

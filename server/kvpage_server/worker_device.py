@@ -76,7 +76,7 @@ def host_memory() -> DeviceMemory:
 def cuda_memory(device: str) -> DeviceMemory:
     """Of `cuda:N` or a GPU or MIG UUID, found out by doing it once. Takes as long as a process that uses the driver.
 
-    Raises `DeviceUnavailable` when there is no driver or no such device.
+    Raises `NotSupported` when there is no driver, `NotFound` when there is no such device.
     """
     # Here, so that a worker of host memory loads nothing of it.
     from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, probe

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvpage.errors import DeviceUnavailable, KvpageError, NotEnoughMemory, NotSupported, ProtocolError
+from kvpage.errors import DeviceUnavailable, KvpageError, NotEnoughMemory, NotFound, NotSupported, ProtocolError
 from kvpage.memory import cuda_child, cuda_maker
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, probe
@@ -131,7 +131,7 @@ def test_memory_that_one_side_wrote_and_the_other_did_not_see_is_noticed(devices
 
 def test_a_device_that_does_not_exist_is_told_with_those_that_do(devices: FakeDevices) -> None:
     for wanted in ("cuda:2", fake_uuid(9)):
-        with pytest.raises(DeviceUnavailable) as caught:
+        with pytest.raises(NotFound) as caught:
             probe(wanted)
         assert caught.value.details["visible"] == devices.uuids
         assert devices.uuids[0] in str(caught.value)
@@ -455,7 +455,7 @@ def test_a_forked_child_unmaps_nothing(devices: FakeDevices) -> None:
 
 VISIBLE_PROGRAM = """
 import ctypes, sys
-from kvpage.errors import DeviceUnavailable
+from kvpage.errors import NotFound
 from kvpage.memory.cuda import CudaVmmMemory
 memory = CudaVmmMemory(sys.argv[1])
 with memory.import_chunk(int(sys.argv[2]), 4096) as chunk:
@@ -463,7 +463,7 @@ with memory.import_chunk(int(sys.argv[2]), 4096) as chunk:
         with chunk.map() as mapping:
             ctypes.c_ubyte.from_address(mapping.address + 5).value += 1
             print(mapping.device.ordinal)
-    except DeviceUnavailable as error:
+    except NotFound as error:
         print(error)
 """
 

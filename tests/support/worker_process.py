@@ -22,14 +22,16 @@ WORKER_COMMAND = [sys.executable, "-m", "kvpage_server", "worker"]
 class WorkerProcess:
     """Ready for clients once it is made. `with` ends it, whatever the test did to it."""
 
-    def __init__(self, run_dir: Path, *arguments: str, command: Sequence[str] = WORKER_COMMAND) -> None:
+    def __init__(
+        self, run_dir: Path, *arguments: str, device: str = "host", command: Sequence[str] = WORKER_COMMAND
+    ) -> None:
         """Raises AssertionError with the worker's log when it ends before it is ready."""
         self.run_directory = RunDirectory(run_dir)
-        self.socket_path = self.run_directory.worker_socket("host")
+        self.socket_path = self.run_directory.worker_socket(device)
         self._log = run_dir / "worker.log"
         ready_out, ready_in = os.pipe()
         try:
-            self._child = self._start(run_dir, [*command, *arguments], ready_in)
+            self._child = self._start(run_dir, [*command, "--device", device, *arguments], ready_in)
         finally:
             os.close(ready_in)
         with open(ready_out, "rb") as ready:
@@ -42,7 +44,7 @@ class WorkerProcess:
     def _start(self, run_dir: Path, command: Sequence[str], ready_in: int) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [*command, "--device", "host", "--run-dir", str(run_dir), "--ready-fd", str(ready_in)],
+                [*command, "--run-dir", str(run_dir), "--ready-fd", str(ready_in)],
                 pass_fds=[ready_in],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -61,6 +61,7 @@ REPLIES: list[messages.ReplyBody] = [
         handle_kinds=["memfd"],
         memory_limit_bytes=8192,
         reserved_bytes=4096,
+        pinned_bytes=0,
         num_pools=1,
         num_clients=2,
     ),
