@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from kvpage.models.config import MAX_TOKENS, Config, shown
 
 _LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_OVERRIDING_FIELD = "model_max_length"
 _UNSCALED = ("su", "longrope", "llama3")  # their factor is already in max_position_embeddings
 
 
@@ -14,6 +15,8 @@ def max_model_len(config: Config, model_type: str) -> int | None:
     """Tokens; the smallest of the fields that say so, times the factor of the position scaling. None: not said."""
     lengths = [config.optional_size(name, limit=MAX_TOKENS) for name in _LENGTH_FIELDS]
     said = [length for length in lengths if length is not None]
+    if config.has(_OVERRIDING_FIELD):
+        said = [config.size(_OVERRIDING_FIELD, limit=MAX_TOKENS)]
     if not said:
         return None
     length, factor = min(said), 1.0
@@ -28,6 +31,8 @@ def max_model_len(config: Config, model_type: str) -> int | None:
         factor = _factor(scaling) or factor
         if kind == "yarn":
             length = scaling.optional_size("original_max_position_embeddings", limit=MAX_TOKENS) or length
+    if length * factor > MAX_TOKENS:
+        raise config.fault("max_position_embeddings", f"scaled by {factor:g} this passes {MAX_TOKENS} tokens")
     return max(1, int(length * factor))
 
 
