@@ -114,6 +114,11 @@ class FrameReader:
         return bool(self._fds)
 
     @property
+    def num_bytes(self) -> int:
+        """Of what has come and is not taken."""
+        return len(self._data)
+
+    @property
     def unread(self) -> bytes:
         """What has come of a frame that is not whole."""
         return bytes(self._data)

@@ -23,7 +23,7 @@ from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, clo
 from kvpage.wire.credentials import Peer
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
-from kvpage_server.worker_loop import Loop, Timer
+from kvpage_server.worker_loop import Deadline, Loop
 from kvpage_server.worker_pools import Pool
 
 _MAX_MOVED_BYTES = MAX_FRAME_BYTES - (64 << 10)  # the rest is for the holds of a client
@@ -40,6 +40,9 @@ class Handler(Protocol):
 
     def disconnected(self, connection: Connection) -> None:
         """Called once, whatever ended the connection."""
+
+    def received(self, num_bytes: int) -> None:
+        """So many bytes more of requests that are not taken yet wait here; negative for fewer. May close somebody."""
 
     def dispose(self, sock: socket.socket) -> None:
         """Close a client's socket, without waiting: see `worker_disposal`."""
@@ -66,9 +69,11 @@ class Connection:
         self._ending = False
         self._paused = False
         self._watched = selectors.EVENT_READ
-        self._stall_timer: Timer | None = None
-        self._hello_timer: Timer | None = None
-        self._start_hello_timer()
+        self._counted_bytes = 0
+        self._until_hello = Deadline(loop, limits.hello_s, lambda: self._give_up("no hello"))
+        self._until_whole = Deadline(loop, limits.frame_s, self._refuse_half_a_request)
+        self._until_read = Deadline(loop, limits.stall_s, lambda: self._give_up("replies not read"))
+        self._until_hello.start()
         sock.setblocking(False)
         keep_urgent_data(sock)
         loop.watch(sock, self._watched, self._on_ready)
@@ -81,7 +86,7 @@ class Connection:
 
     def welcome(self, role: messages.Role, client_name: str) -> None:
         self.role, self.client_name = role, client_name
-        self._cancel_hello_timer()
+        self._until_hello.cancel()
 
     def reply(self, request_id: int, body: messages.ReplyBody, fds: Sequence[int] = ()) -> None:
         """Answer a request; owns `fds`. Does nothing for a request that wants no answer, or when the client is gone."""
@@ -123,6 +128,7 @@ class Connection:
     def end(self) -> None:
         """Look at no further request, and close when everything that was answered is sent."""
         self._ending = True
+        self._forget_requests()
         self._flush()
 
     def refuse(self, error: KvpageError) -> None:
@@ -135,11 +141,11 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        self._cancel_hello_timer()
-        self._cancel_stall_timer()
+        self._until_hello.cancel()
+        self._until_read.cancel()
         self._loop.watch(self._socket, 0, self._on_ready)
         self._handler.dispose(self._socket)
-        self._reader.close()
+        self._forget_requests()
         self._outbox.close()
         self._handler.disconnected(self)
 
@@ -151,8 +157,9 @@ class Connection:
     def pause(self) -> None:
         """Neither read nor send: the client waits, and time does not count against it."""
         self._paused = True
-        self._cancel_hello_timer()
-        self._cancel_stall_timer()
+        self._until_hello.cancel()
+        self._until_read.cancel()
+        self._until_whole.cancel()
         self._watched = 0
         if not self.closed:
             self._loop.watch(self._socket, 0, self._on_ready)
@@ -162,13 +169,13 @@ class Connection:
             return
         self._paused = False
         if self.role is None:
-            self._start_hello_timer()
+            self._until_hello.start()
         self._loop.post(self._on_ready)  # and no sooner: a worker that takes over may still fail to
 
     @property
     def is_movable(self) -> bool:
         """Whether `packed` can say all: descriptors on their way and too many bytes cannot be moved."""
-        num_bytes = len(self._reader.unread) + self._outbox.num_bytes
+        num_bytes = self._reader.num_bytes + self._outbox.num_bytes
         has_fds = self._outbox.has_unsent_fds or self._reader.has_untaken_fds
         return not self.closed and not self._ending and not has_fds and num_bytes < _MAX_MOVED_BYTES
 
@@ -193,7 +200,7 @@ class Connection:
         self._unacknowledged = packed.unacknowledged
         self._reader.feed(packed.unread)
         self._outbox.push_rest(packed.unsent)
-        self._cancel_hello_timer()
+        self._until_hello.cancel()
         self.resume()
 
     # --- in --------------------------------------------------------------------------------------------------------
@@ -228,8 +235,36 @@ class Connection:
         """Requests and replies in turns, until a whole request or room for its reply is missing."""
         self._flush()
         while not self.closed and self._is_reading and (frame := self._reader.take()) is not None:
+            self._until_whole.cancel()
             self._handle(frame)
             self._flush()
+        self._wait_for_the_rest()
+
+    @property
+    def num_unfinished_bytes(self) -> int:
+        return self._reader.num_bytes
+
+    def _wait_for_the_rest(self) -> None:
+        if self.closed or not self._is_reading or not self._reader.num_bytes:
+            self._until_whole.cancel()
+        else:
+            self._until_whole.start()
+        self._count()
+
+    def _refuse_half_a_request(self) -> None:
+        log("client_refused", level="warning", client_pid=self.peer.pid, reason="half a request")
+        self.refuse(ProtocolError(f"a request that began was not whole after {self.limits.frame_s:g} s"))
+
+    def _forget_requests(self) -> None:
+        self._until_whole.cancel()
+        self._reader.close()
+        self._count()
+
+    def _count(self) -> None:
+        grown_bytes = self._reader.num_bytes - self._counted_bytes
+        self._counted_bytes += grown_bytes
+        if grown_bytes:
+            self._handler.received(grown_bytes)
 
     def _handle(self, frame: Frame) -> None:
         try:
@@ -278,12 +313,12 @@ class Connection:
             self.close()
             return
         if self._outbox.num_bytes < queued_bytes or done:
-            self._cancel_stall_timer()
+            self._until_read.cancel()
         if done and self._ending:
             self.close()
             return
-        if not done and self._stall_timer is None:
-            self._stall_timer = self._loop.call_after(self.limits.stall_s, lambda: self._give_up("replies not read"))
+        if not done:
+            self._until_read.start()
         self._watch(done)
 
     def _watch(self, sent_all: bool) -> None:
@@ -295,19 +330,6 @@ class Connection:
     def _give_up(self, reason: str) -> None:
         log("client_closed", level="warning", client_pid=self.peer.pid, client_name=self.client_name, reason=reason)
         self.close()
-
-    def _start_hello_timer(self) -> None:
-        self._hello_timer = self._loop.call_after(self.limits.hello_s, lambda: self._give_up("no hello"))
-
-    def _cancel_hello_timer(self) -> None:
-        if self._hello_timer is not None:
-            self._hello_timer.cancel()
-            self._hello_timer = None
-
-    def _cancel_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
 
 
 def _check(request: messages.RequestFrame, fds: Sequence[int], *, greeted: bool) -> None:

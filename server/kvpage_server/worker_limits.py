@@ -20,10 +20,16 @@ class Limits:
     """How long a new connection may take to say hello."""
     stall_s: float = 5.0
     """How long a client may leave waiting replies unread."""
+    frame_s: float = 10.0
+    """How long a request that has begun may take to be whole."""
+    end_s: float = 5.0
+    """How long clients may take to read what was answered when the worker ends."""
     handover_s: float = 30.0
     """How long a new worker may take to take over from this one; meanwhile nobody is served."""
     max_queued_bytes: int = 1 << 20
     """No request of a client is looked at while more than this of its replies waits."""
+    max_unfinished_bytes: int = 64 << 20
+    """Of all clients together: what has come of requests that are not whole. Beyond it, whoever has sent most goes."""
     max_holds: int = 1024
     """Of one connection."""
     max_waits: int = 16

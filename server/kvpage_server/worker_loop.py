@@ -102,6 +102,30 @@ class Loop:
             _run(self._posted.popleft())
 
 
+class Deadline:
+    """Calls back when `delay_s` have passed since `start`, unless `cancel` comes first. May be started again."""
+
+    def __init__(self, loop: Loop, delay_s: float, callback: Callback) -> None:
+        self._loop = loop
+        self._delay_s = delay_s
+        self._callback = callback
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """One that runs goes on as it is."""
+        if self._timer is None:
+            self._timer = self._loop.call_after(self._delay_s, self._run_out)
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _run_out(self) -> None:
+        self._timer = None
+        self._callback()
+
+
 def _run(callback: Callback) -> None:
     try:
         callback()

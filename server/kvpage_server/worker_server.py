@@ -53,6 +53,7 @@ class Server:
         self._limits = limits
         self._group = group
         self._connections: set[Connection] = set()
+        self._num_unfinished_bytes = 0
         self._draining = False
         self._asked_to_end = False
         self._window = AdoptionWindow(pools, endpoint, loop, adoption_s)
@@ -97,6 +98,20 @@ class Server:
         if self._draining and not self._connections:
             self._loop.stop()
 
+    def received(self, num_bytes: int) -> None:
+        self._num_unfinished_bytes += num_bytes
+        limit_bytes = self._limits.max_unfinished_bytes
+        if num_bytes > 0 and self._num_unfinished_bytes > limit_bytes:
+            largest = max(self._connections, key=lambda connection: connection.num_unfinished_bytes)
+            log("client_refused", level="warning", client_pid=largest.peer.pid, reason="most of too many bytes")
+            largest.refuse(
+                TooManyClients(
+                    f"clients have begun requests of {self._num_unfinished_bytes} bytes together, the limit is"
+                    f" {limit_bytes}, and this one has sent most of them; send requests whole, one after the other",
+                    details={"limit_bytes": limit_bytes},
+                )
+            )
+
     def dispose(self, sock: socket.socket) -> None:
         self._disposal.close(sock)
 
@@ -116,6 +131,11 @@ class Server:
             connection.end()
         if not self._connections:
             self._loop.stop()
+        self._loop.call_after(self._limits.end_s, self._close_all)
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections):
+            connection.close()
 
     def take(self, sock: socket.socket, packed: succession.ConnectionTaken) -> None:
         """Go on with a client of the worker that this one replaces."""

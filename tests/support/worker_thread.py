@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Self
@@ -54,14 +55,16 @@ class WorkerThread:
         gate: Gate | None = None,
         fail_at: int | None = None,
         memory_bytes: int = 64 << 20,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """When `clock` has jumped, the worker looks at it in its next turn."""
         self.gate = gate
         self._closed = False
         self.calls = FakeCalls(fail_at=fail_at, before=gate.pass_through if gate else lambda call: None)
         self.memory = FakeMemory(available=memory_bytes, calls=self.calls)
         self._endpoint = Endpoint.open(RunDirectory(run_dir), "host", None)
         self.socket_path = self._endpoint.path
-        self._loop = Loop()
+        self._loop = Loop(clock)
         self._keeper = MemoryKeeper(self._loop, DeviceMemory.of(self.memory), HostMemory())
         self.pools = PoolTable("host", Budget(Fraction(1), self.memory.available_bytes))
         self.disposal = Disposal()
