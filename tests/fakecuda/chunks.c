@@ -20,10 +20,7 @@
 
 enum { BYTE_HELD = 0, BYTE_OWNED = 1, NAME_BYTES = 64, FILL_STEP_BYTES = 1 << 20 };
 
-static int folder_open(void) {
-    const char *folder = getenv("KVPAGE_FAKECUDA_DIR");
-    return folder == NULL ? -1 : open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-}
+static int folder_open(void) { return open(devices_folder(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }
 
 /* The descriptor that holds the ledger's lock until it is closed, or -1. */
 static int ledger_lock(int folder) {

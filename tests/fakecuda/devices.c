@@ -13,6 +13,7 @@
 
 static struct device visible[MAX_DEVICES];
 static int num_visible;
+static char folder[PATH_BYTES]; /* the state directory, chosen at initialisation for good */
 
 static bool read_uuid(const char *text, unsigned char uuid[16]) {
     for (int i = 0; i < 16; i++) {
@@ -51,12 +52,13 @@ static bool read_line(char *line, struct device *device) {
 }
 
 static int read_all(struct device all[MAX_DEVICES]) {
-    const char *folder = getenv("KVPAGE_FAKECUDA_DIR");
-    if (folder == NULL) {
+    const char *wanted = getenv("KVPAGE_FAKECUDA_DIR");
+    if (wanted == NULL) {
         fprintf(stderr, "driver double: KVPAGE_FAKECUDA_DIR is not set\n");
         return -1;
     }
-    char path[PATH_BYTES], line[512];
+    char path[PATH_BYTES + 16], line[512];
+    snprintf(folder, sizeof folder, "%s", wanted);
     snprintf(path, sizeof path, "%s/devices", folder);
     FILE *file = fopen(path, "re");
     if (file == NULL) {
@@ -126,6 +128,8 @@ bool devices_load(void) {
     }
     return true;
 }
+
+const char *devices_folder(void) { return folder; }
 
 int devices_count(void) { return num_visible; }
 

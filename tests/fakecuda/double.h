@@ -65,6 +65,7 @@ struct device {
 };
 
 bool devices_load(void);
+const char *devices_folder(void); /* the state directory */
 int devices_count(void);
 struct device *devices_at(CUdevice ordinal); /* NULL when there is none */
 CUdevice devices_ordinal(const unsigned char uuid[16]); /* -1 when this process does not see it */

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from fakecuda.driver_process import DriverProcess
+from support.eventually import until
 from support.fakecuda import FakeDevices
 
 GRAIN = 65536
@@ -116,13 +120,16 @@ def test_counting_removes_the_files_of_what_is_free(devices: FakeDevices) -> Non
         assert len(list(devices.folder.iterdir())) == 3
 
 
-def test_processes_that_allocate_at_once_never_get_more_than_there_is(devices: FakeDevices) -> None:
-    drivers = [DriverProcess(devices, faults=f"cuMemCreate:0:delay={number}") for number in range(6)]
-    try:
-        for driver in drivers:
-            driver.start("create", GRAIN)
-        answers = [driver.finish() for driver in drivers]
-        assert sorted(answers) == [0, 0, 0, 0, OUT_OF_MEMORY, OUT_OF_MEMORY]
-    finally:
-        for driver in drivers:
-            driver.close()
+def waits_for_a_lock(pid: int) -> bool:
+    """Whether the kernel lists the process as one that another's lock holds up."""
+    return any(f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+
+
+def test_a_process_counts_only_while_no_other_does(devices: FakeDevices) -> None:
+    with DriverProcess(devices) as one, DriverProcess(devices) as other:
+        with (devices.folder / "ledger").open("a") as ledger:
+            fcntl.flock(ledger, fcntl.LOCK_EX)
+            for driver in (one, other):
+                driver.start("create", 3 * GRAIN)
+                until(partial(waits_for_a_lock, driver.pid))
+        assert sorted([one.finish(), other.finish()]) == [0, OUT_OF_MEMORY]

@@ -14,11 +14,12 @@ INVALID_VALUE, NO_DEVICE, INVALID_DEVICE, NOT_SUPPORTED, UNKNOWN = 1, 100, 101, 
 MEMORY_TYPE, DEVICE_ORDINAL, RANGE_SIZE = 2, 9, 12
 
 FIRST, SECOND, INSTANCE = fake_uuid(0), fake_uuid(1), fake_uuid(2, "MIG")
+TWIN = SECOND[:-1] + ("0" if SECOND[-1] != "0" else "1")  # differs in the last digit only
 
 
 @pytest.fixture
 def devices(no_leaks: None) -> Iterator[FakeDevices]:
-    described = [FakeDevice(uuid=uuid, granularity_bytes=GRAIN) for uuid in (FIRST, SECOND, INSTANCE)]
+    described = [FakeDevice(uuid=uuid, granularity_bytes=GRAIN) for uuid in (FIRST, SECOND, INSTANCE, TWIN)]
     with FakeDevices(described) as devices:
         yield devices
 
@@ -36,16 +37,17 @@ def seen(devices: FakeDevices, visible: str | None) -> list[str]:
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        (None, [FIRST, SECOND, INSTANCE]),
+        (None, [FIRST, SECOND, INSTANCE, TWIN]),
         ("1,0", [SECOND, FIRST]),
         (SECOND, [SECOND]),
         (f"{INSTANCE},{FIRST}", [INSTANCE, FIRST]),
-        (SECOND[:9], [SECOND]),
+        (FIRST[:9], [FIRST]),
+        (TWIN[:-1], []),  # could be either
         (SECOND.upper(), [SECOND]),
         (INSTANCE[:8], [INSTANCE]),
         ("", []),
         ("-1", []),
-        ("GPU-", []),  # names more than one
+        ("GPU-", []),
         ("0,7,1", [FIRST]),  # ends at what is no device
         ("0,GPU-ffffffff,1", [FIRST]),
         ("0,0", []),
@@ -68,7 +70,7 @@ def test_a_device_says_that_it_is_none(devices: FakeDevices) -> None:
 
 def test_what_is_no_device_is_refused(devices: FakeDevices) -> None:
     with DriverProcess(devices) as driver:
-        for ordinal in (-1, 3):
+        for ordinal in (-1, 4):
             assert driver.code("text", "cuDeviceGetName", ordinal) == INVALID_DEVICE
             assert driver.code("uuid", ordinal) == INVALID_DEVICE
             assert driver.code("attribute", 41, ordinal) == INVALID_DEVICE

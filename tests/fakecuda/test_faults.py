@@ -36,6 +36,11 @@ def test_every_call_fails(devices: FakeDevices) -> None:
         assert driver.ok("live")["handles"] == 1
 
 
+def test_the_first_of_two_faults_of_a_call_decides(devices: FakeDevices) -> None:
+    with DriverProcess(devices, faults="cuMemCreate:1:2,cuMemCreate:0:999") as driver:
+        assert [driver.code("create", GRAIN) for _ in range(2)] == [OUT_OF_MEMORY, 999]
+
+
 def test_a_function_is_named_with_or_without_its_version(devices: FakeDevices) -> None:
     for name in ("cuMemGetInfo", "cuMemGetInfo_v2"):
         with DriverProcess(devices, faults=f"{name}:1:2", context=True) as driver:
