@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvpage.models.config import Config, shown
-from kvpage.models.options import option_fault
+from kvpage.models.options import ModelOptions
 
 DEFAULT_DTYPE = "bfloat16"  # vLLM 0.24.0: dtype auto of float32 weights on a GPU that has bfloat16
 _MODEL_DTYPES = {name: name for name in ("bfloat16", "float16", "float32")}
@@ -60,13 +60,14 @@ def _known_dtype(config: Config, name: str) -> str:
     return dtype
 
 
-def kv_format(kv_dtype: str, root: Config, text: Config, dtype: str) -> KvFormat:
+def kv_format(options: ModelOptions, root: Config, text: Config, dtype: str) -> KvFormat:
     """The cache's format: the one asked for, else the one the checkpoint was quantised for, else the model's dtype."""
+    kv_dtype = options.kv_dtype
     if kv_dtype == "auto":
         quantised = _checkpoint_format(root) or _checkpoint_format(text)
         return KV_FORMATS[quantised or dtype]
     if kv_dtype not in KV_FORMATS:
-        raise option_fault("kv_dtype", f"this must be auto or one of {', '.join(KV_FORMATS)}, not {shown(kv_dtype)}")
+        raise options.fault("kv_dtype", f"this must be auto or one of {', '.join(KV_FORMATS)}, not {shown(kv_dtype)}")
     return KV_FORMATS[kv_dtype]
 
 

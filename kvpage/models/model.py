@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from kvpage.errors import FieldError, NotSupported, SpecInvalid, shorten
+from kvpage.errors import FieldError, NotSupported, shorten
 from kvpage.models.config import Config, shown
 from kvpage.models.formats import kv_format, model_dtype
 from kvpage.models.lengths import max_model_len
@@ -64,7 +63,7 @@ def model_layers(config: object, options: ModelOptions, *, at: str = "") -> Mode
         config=text,
         options=options,
         dtype=dtype,
-        kv=kv_format(options.kv_dtype, root, text, dtype),
+        kv=kv_format(options, root, text, dtype),
         prefix=prefix,
     )
     layers = _of_stage(reading, tuple(family.read(reading)))
@@ -124,7 +123,7 @@ def _of_stage(reading: Reading, layers: tuple[ModelLayer, ...]) -> tuple[Fields,
     for layer in mine:
         if layer.get("kv_sharing_target", layer["name"]) not in names:
             detail = f"layer {layer['name']!r} reads the cache of a layer in another pipeline stage; use a smaller pp"
-            raise SpecInvalid(detail, errors=[FieldError("/pp", detail)])
+            raise options.fault("pp", detail)
     return mine
 
 
@@ -136,13 +135,3 @@ def _stage(num_layers: int, pp: int, stage: int, config: Config) -> tuple[int, i
     each, left = divmod(num_layers, pp)
     sizes = [each + (pp - 1 - left <= index < pp - 1) for index in range(pp)]
     return sum(sizes[:stage]), sum(sizes[: stage + 1])
-
-
-def as_options(options: Mapping[str, Any]) -> ModelOptions:
-    """`ModelOptions` of loose values. Raises `SpecInvalid` for names it has not, and for values of a wrong type."""
-    known = set(ModelOptions.__dataclass_fields__)
-    for name in options:
-        if name not in known:
-            detail = f"this is not known; the options of a model are {', '.join(sorted(known))}"
-            raise SpecInvalid(f"{shorten(name)}: {detail}", errors=[FieldError(f"/{shorten(name)}", detail)])
-    return ModelOptions(**options)

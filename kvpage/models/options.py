@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvpage.errors import FieldError, SpecInvalid, shorten
+from kvpage.errors import FieldError, SpecInvalid
 from kvpage.models.config import MAX_MODEL_LAYERS, MAX_SIZE, shown
+from kvpage.strict_json import pointer
 
 MAX_RANKS = 1024
+MAX_SPECULATIVE_TOKENS = 1024
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")  # vLLM 0.24.0, MambaDType
 
 
@@ -28,27 +31,43 @@ class ModelOptions:
     backend: Any = None
     """Backend of the attention layers, as in a plan request; None: by kind."""
     block_size: int | None = None
+    """Tokens of a block; None: by backend."""
     num_speculative_tokens: int = 0
     """Tokens drafted at once: recurrent states keep room for them."""
+    at: str = ""
+    """JSON pointer of the options in what the caller sent."""
 
     def __post_init__(self) -> None:
-        _check("tp", self.tp, 1, MAX_RANKS)
-        _check("pp", self.pp, 1, MAX_MODEL_LAYERS)
-        _check("pp_stage", self.pp_stage, 0, self.pp - 1)
-        _check("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_RANKS)
+        self._check("tp", 1, MAX_RANKS)
+        self._check("pp", 1, MAX_MODEL_LAYERS)
+        self._check("pp_stage", 0, self.pp - 1)
+        self._check("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)
         if self.block_size is not None:
-            _check("block_size", self.block_size, 1, MAX_SIZE)
+            self._check("block_size", 1, MAX_SIZE)
         if self.ssm_dtype not in STATE_DTYPES:
             known = ", ".join(STATE_DTYPES)
-            raise option_fault("ssm_dtype", f"this must be one of {known}, not {shown(self.ssm_dtype)}")
+            raise self.fault("ssm_dtype", f"this must be one of {known}, not {shown(self.ssm_dtype)}")
         if not isinstance(self.kv_dtype, str):
-            raise option_fault("kv_dtype", f"this must be a string, not {shown(self.kv_dtype)}")
+            raise self.fault("kv_dtype", f"this must be a string, not {shown(self.kv_dtype)}")
+
+    def _check(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.fault(name, f"this must be a whole number from {least} to {most}, not {shown(value)}")
+
+    def fault(self, name: str, detail: str) -> SpecInvalid:
+        """The error to raise for option `name`."""
+        where = self.at + pointer(name)
+        return SpecInvalid(f"{where}: {detail}", errors=[FieldError(where, detail)])
 
 
-def _check(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise option_fault(name, f"this must be a whole number from {least} to {most}, not {shown(value)}")
+OPTION_NAMES = tuple(name for name in ModelOptions.__dataclass_fields__ if name != "at")
 
 
-def option_fault(name: str, detail: str) -> SpecInvalid:
-    return SpecInvalid(f"{shorten(name)}: {detail}", errors=[FieldError(f"/{name}", detail)])
+def as_options(values: Mapping[str, object], *, at: str = "") -> ModelOptions:
+    """`ModelOptions` of loose values. Raises `SpecInvalid` for names it has not, and for values of a wrong type."""
+    for name in values:
+        if name not in OPTION_NAMES:
+            known = ", ".join(OPTION_NAMES)
+            raise ModelOptions(at=at).fault(str(name), f"this is not known; the options of a model are {known}")
+    return ModelOptions(**values, at=at)  # type: ignore[arg-type]  # __post_init__ checks what they are

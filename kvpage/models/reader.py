@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kvpage.errors import JsonInvalid, NotFound, TooLarge, shorten
-from kvpage.models.model import ModelLayers, as_options, model_layers
+from kvpage.models.model import ModelLayers, model_layers
+from kvpage.models.options import as_options
 from kvpage.strict_json import loads
 
 CONFIG_NAME = "config.json"

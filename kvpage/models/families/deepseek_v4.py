@@ -13,7 +13,6 @@ from kvpage.models.config import MAX_MTP_LAYERS, MAX_TOKENS, Config
 from kvpage.models.families.dense import RELEASE
 from kvpage.models.families.latent import indexer_row_bytes
 from kvpage.models.formats import KV_FORMATS, KvFormat
-from kvpage.models.options import option_fault
 from kvpage.models.reading import Family, Fields, ModelLayer, Reading, refuse
 
 BLOCK = 256  # tokens of a block of compressed rows
@@ -50,9 +49,9 @@ def read(reading: Reading) -> Iterator[ModelLayer]:
 
 def _check_options(reading: Reading) -> None:
     if reading.options.block_size not in (None, BLOCK):
-        raise option_fault("block_size", f"DeepSeek V4's kernels take blocks of {BLOCK} tokens; leave it out")
+        raise reading.options.fault("block_size", f"DeepSeek V4's kernels take blocks of {BLOCK} tokens; leave it out")
     if reading.options.backend is not None:
-        raise option_fault("backend", "DeepSeek V4 has backends of its own; leave it out")
+        raise reading.options.fault("backend", "DeepSeek V4 has backends of its own; leave it out")
 
 
 def _kv(reading: Reading) -> KvFormat:
@@ -64,7 +63,7 @@ def _kv(reading: Reading) -> KvFormat:
     if kv.dtype == "float8_e4m3fn" and kv.kv_quant is None:
         kv = KV_FORMATS["fp8_ds_mla"]
     if kv not in (KV_FORMATS["fp8_ds_mla"], KV_FORMATS["bfloat16"]):
-        raise option_fault("kv_dtype", "rows of DeepSeek V4 are fp8 (fp8_ds_mla) or bfloat16")
+        raise reading.options.fault("kv_dtype", "rows of DeepSeek V4 are fp8 (fp8_ds_mla) or bfloat16")
     return kv
 
 

@@ -24,7 +24,7 @@ def read(reading: Reading) -> Iterator[ModelLayer]:
             yield reading.state(index, "self_attn", kimi_delta(reading, linear), (reading.dtype, "float32"))
         else:
             row = latent_width(config)
-            yield reading.latent(index, SELF_ATTENTION, head_size=row, kv=plain_rows(reading.kv))
+            yield reading.latent(index, SELF_ATTENTION, head_size=row, kv=plain_rows(reading))
 
 
 def _recurrent(linear: Config, num_layers: int) -> set[int]:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from kvpage.models.config import MAX_MODEL_LAYERS, Config
 from kvpage.models.families.dense import RELEASE, SELF_ATTENTION
 from kvpage.models.formats import KV_FORMATS, KvFormat
-from kvpage.models.options import option_fault
 from kvpage.models.reading import Family, Fields, ModelLayer, Reading, refuse
 
 SPARSE_BACKEND = "flashmla_sparse"
@@ -48,7 +47,7 @@ def read(reading: Reading) -> Iterator[ModelLayer]:
 
 
 def _dense(reading: Reading) -> Iterator[ModelLayer]:
-    kv = plain_rows(reading.kv)
+    kv = plain_rows(reading)
     for index in range(reading.num_layers()):
         yield reading.latent(index, SELF_ATTENTION, head_size=latent_width(reading.config), kv=kv)
 
@@ -58,13 +57,17 @@ def _sparse(reading: Reading, index: int) -> ModelLayer:
     if backend == SPARSE_BACKEND and kv.dtype.startswith("float8"):
         kv = KV_FORMATS["fp8_ds_mla"]
     elif kv.kv_quant != "fp8_ds_mla":
-        kv = plain_rows(kv)
+        kv = plain_rows(reading)
     return reading.latent(index, SELF_ATTENTION, head_size=latent_width(reading.config), kv=kv, backend=backend)
 
 
-def plain_rows(kv: KvFormat) -> KvFormat:
+def plain_rows(reading: Reading) -> KvFormat:
+    """The cache's format. Raises `SpecInvalid` for one with scales inside the row."""
+    kv = reading.kv
     if kv.kv_quant is not None:
-        raise option_fault("kv_dtype", f"{kv.kv_quant} is no format of these latent rows; use auto, bfloat16 or fp8")
+        raise reading.options.fault(
+            "kv_dtype", f"{kv.kv_quant} is no format of these latent rows; use auto, bfloat16 or fp8"
+        )
     return kv
 
 

@@ -1,0 +1,45 @@
+"""A model as a plan request names it: `{"config": {…}, "tp": 8, "kv_dtype": "fp8", "draft": {…}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvpage.models.config import Config
+from kvpage.models.model import ModelLayers, model_layers
+from kvpage.models.options import MAX_RANKS, MAX_SPECULATIVE_TOKENS, STATE_DTYPES, as_options
+
+_COUNT = {"type": "integer", "minimum": 1}
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "A model in place of `layers`: its config.json, from which the layers of one rank are read.",
+    "required": ["config"],
+    "additionalProperties": False,
+    "properties": {
+        "config": {"type": "object", "description": "The object in the model's config.json (docs/models.md)."},
+        "draft": {"type": "object", "description": "The config of a speculative draft model, planned beside it."},
+        "tp": {**_COUNT, "maximum": MAX_RANKS, "default": 1, "description": "Tensor-parallel ranks."},
+        "pp": {**_COUNT, "default": 1, "description": "Pipeline stages."},
+        "pp_stage": {"type": "integer", "minimum": 0, "default": 0},
+        "kv_dtype": {"type": "string", "default": "auto", "description": "vLLM's --kv-cache-dtype."},
+        "ssm_dtype": {"type": "string", "enum": list(STATE_DTYPES), "default": "auto"},
+        "backend": {"description": "Backend of the attention layers, as in a layer."},
+        "block_size": {**_COUNT, "description": "Tokens of a block."},
+        "num_speculative_tokens": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": MAX_SPECULATIVE_TOKENS,
+            "default": 0,
+        },
+    },
+}
+"""JSON schema of such an object."""
+
+
+def entry_layers(entry: object, *, at: str = "") -> ModelLayers:
+    """The layers of the model that `entry` names, found at JSON pointer `at`. Raises as `model_layers` does."""
+    fields = Config(values={"entry": entry}, at=at).as_child("", entry)
+    options = {name: value for name, value in fields.values.items() if name not in ("config", "draft")}
+    asked = as_options(options, at=at)
+    target = model_layers(fields.required_child("config").values, asked, at=f"{at}/config")
+    draft = fields.child("draft")
+    return target if draft is None else target.with_draft(model_layers(draft.values, asked, at=f"{at}/draft"))
