@@ -24,7 +24,7 @@ test-long: lint ## The same with 10,000 random examples for each property
 	$(BIN)/pytest --tier long
 
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
-	$(BIN)/pytest -m gpu
+	$(BIN)/pytest -m gpu tests/gpu
 
 gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot, and write docs/gpu-report.md (three minutes)
 	$(BIN)/python scripts/gpu_check.py

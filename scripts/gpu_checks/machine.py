@@ -15,7 +15,7 @@ from gpu_checks.peer import Peer, PeerFailed
 from gpu_checks.tensors import torch_device
 from gpu_checks.trial import Failed, Skip, Trial, expect
 from kvpage import __version__
-from kvpage.errors import DeviceUnavailable
+from kvpage.errors import DeviceUnavailable, KvpageError
 from kvpage.memory.cuda import probe
 from kvpage.memory.cuda_device import visible_devices
 from kvpage.memory.cuda_driver import CudaDriver
@@ -31,7 +31,7 @@ def describe(trial: Trial) -> None:
         devices = visible_devices(CudaDriver())
         if not devices:
             raise DeviceUnavailable("the driver shows no device")
-    except DeviceUnavailable as error:
+    except KvpageError as error:
         raise no_gpu(error.message, _DEVICE_FILES) from error
     facts = probe(devices[0].uuid)
     cuda = f"{facts.driver_version // 1000}.{facts.driver_version % 1000 // 10}"

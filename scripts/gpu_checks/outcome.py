@@ -93,6 +93,6 @@ def _judged(check: Check, verdict: dict[str, Any] | None, returncode: int | None
         how = f"crashed: {signal.Signals(-returncode).name}"
     else:
         how = f"ended with status {returncode}"
-    said = f"said {verdict['verdict']}, then " if verdict is not None else ""
+    said = f"{': '.join(filter(None, [verdict['verdict'], verdict['reason']]))}, then " if verdict is not None else ""
     last = "; ".join(line.strip() for line in log.splitlines()[-_LOG_LINES:] if line.strip())
     return "fail", f"{said}{how}" + (f" ({last})" if last else "")

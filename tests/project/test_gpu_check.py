@@ -62,7 +62,7 @@ def sample_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Com
         ("raises", "fail", "KeyError: 'unforeseen'"),
         ("hangs", "fail", "hung: killed after 1.5 s"),
         ("crashes", "fail", "crashed: SIGSEGV"),
-        ("crashes_after_passing", "fail", "said pass, then crashed: SIGSEGV"),
+        ("crashes_after_passing", "fail", "pass, then crashed: SIGSEGV"),
         ("exits", "fail", "ended with status 3"),
         ("orphans", "pass", ""),
     ],
@@ -119,6 +119,12 @@ def test_checks_for_which_no_time_is_left_are_not_run() -> None:
 def test_a_check_whose_process_tells_nothing_is_a_failure() -> None:
     outcome = outcome_of(catalogue.CHECKS[0], [], 0, "", 0.0)
     assert (outcome.status, outcome.reason) == ("fail", "ended with status 0")
+
+
+def test_a_check_that_failed_and_then_hung_says_both() -> None:
+    failed = json.dumps({"verdict": "fail", "reason": "wrong bytes"})
+    outcome = outcome_of(catalogue.CHECKS[0], [failed], None, "", 0.0)
+    assert outcome.reason == "fail: wrong bytes, then hung: killed after 25 s"
 
 
 # --- machines without a GPU, and with one that does not work ----------------------------------------------------------
