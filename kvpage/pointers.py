@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kvpage.errors import FieldError, SpecInvalid, shorten
@@ -91,8 +91,10 @@ def _pointer(loc: Sequence[int | str], request: object, *, is_missing: bool) -> 
 
 
 def _step_into(here: object, step: int | str) -> tuple[bool, object]:
+    if isinstance(here, BaseModel):
+        here = vars(here)
     if isinstance(here, Mapping):
         return step in here, here.get(step)
-    if isinstance(here, list | tuple) and isinstance(step, int) and step < len(here):
+    if isinstance(here, Sequence) and not isinstance(here, str) and isinstance(step, int) and step < len(here):
         return True, here[step]
     return False, None

@@ -17,10 +17,9 @@ from kvpage.pointers import located
 from kvpage.request_backends import RequestModel, Size
 from kvpage.request_kinds import AnyLayer
 from kvpage.request_layers import LayerEntry
+from kvpage.request_shape import MAX_LAYERS, check_shape
 from kvpage.specs import LayerSpec, Lengths
 
-MAX_LAYERS = 4096
-MAX_KEYS = 64  # of the request, or of a layer in it; more are no fields of ours
 DEFAULT_NUM_BATCHED_TOKENS = 8192  # vLLM's on large GPUs
 
 _UNBUILT_FIELDS = (
@@ -57,9 +56,7 @@ class PlanRequest(RequestModel):
     @classmethod
     def parse(cls, request: object) -> Self:
         """Validate `request`. Raises `SpecInvalid` (or a child) whose `errors` point into it."""
-        if isinstance(request, cls):
-            return request
-        _refuse_the_absurd(request)
+        check_shape(request)
         try:
             return cls.model_validate(request)
         except ValidationError as error:
@@ -157,25 +154,3 @@ def _check_sharing(layer: Layer, layers: Mapping[str, Layer]) -> None:
     else:
         return
     raise SpecInvalid(detail, errors=[layer.fault(detail, "kv_sharing_target")])
-
-
-def _refuse_the_absurd(request: object) -> None:
-    """Bound the work of validation, and the number of faults it can find, by what a request can hold."""
-    if not isinstance(request, Mapping):
-        return
-    _check_keys(request, "")
-    layers = request.get("layers")
-    if not isinstance(layers, list | tuple):
-        return
-    if len(layers) > MAX_LAYERS:
-        detail = f"layers has {len(layers)} entries; at most {MAX_LAYERS} layers are planned"
-        raise SpecInvalid(detail, errors=[FieldError("/layers", detail)])
-    for position, layer in enumerate(layers):
-        if isinstance(layer, Mapping):
-            _check_keys(layer, f"/layers/{position}")
-
-
-def _check_keys(value: Mapping[Any, Any], pointer: str) -> None:
-    if len(value) > MAX_KEYS:
-        detail = f"an object of {len(value)} keys; none here has more than {MAX_KEYS}"
-        raise SpecInvalid(detail, errors=[FieldError(pointer, detail)])

@@ -24,7 +24,12 @@ def _json_type(value: object) -> str:
 
 
 class RequestModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        revalidate_instances="always",  # model_construct and model_copy make instances that nobody looked at
+    )
 
 
 Axis = Annotated[
