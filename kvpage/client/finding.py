@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from kvpage.client.arguments import checked_path
-from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, PermissionDenied, PoolNotFound, WorkerLost, shorten
+from kvpage.errors import Conflict, DeviceUnavailable, PermissionDenied, PoolNotFound, WorkerLost, shorten
 from kvpage.run_directory import SYSTEM_RUN_DIRECTORY, RunDirectory
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
@@ -35,7 +35,7 @@ def device_with(name: str, runs: RunDirectory, timeout_s: float) -> str:
     if len(devices) == 1:
         return devices[0]
     found: list[str] = []
-    lost: list[KvpageError] = []
+    lost: dict[str, WorkerLost] = {}
     for device in devices:
         try:
             with WorkerClient(runs.worker_socket(device), timeout_s=timeout_s) as worker:
@@ -44,13 +44,14 @@ def device_with(name: str, runs: RunDirectory, timeout_s: float) -> str:
         except PoolNotFound:
             continue
         except WorkerLost as error:
-            lost.append(error)
+            lost[device] = error
     if len(found) > 1:
         raise Conflict(f"pool {shorten(name)!r} exists on {', '.join(found)}; name the device")
     if found:
         return found[0]
-    if len(lost) == len(devices):
-        raise lost[0]
+    if lost:  # one of them may have it, or its successor will
+        device, reason = next(iter(lost.items()))
+        raise WorkerLost(f"pool {shorten(name)!r} is on no device whose worker answers; that of {device}: {reason}")
     raise PoolNotFound(f"no pool {shorten(name)!r} on {', '.join(devices)}; create it first (`kvpage pools create`)")
 
 
@@ -81,10 +82,13 @@ def _check_open(runs: RunDirectory) -> None:
 
 
 def _no_worker(who: str, runs: RunDirectory) -> DeviceUnavailable:
-    hint = ""
-    if runs.path != SYSTEM_RUN_DIRECTORY and not os.access(SYSTEM_RUN_DIRECTORY, os.X_OK):
-        hint = f"; {_closed(SYSTEM_RUN_DIRECTORY)}" if SYSTEM_RUN_DIRECTORY.exists() else ""
+    hint = "" if runs.path == SYSTEM_RUN_DIRECTORY else closed_system_directory()
     return DeviceUnavailable(f"{who} has a socket in {runs.path}; start one with `kvpage serve`{hint}")
+
+
+def closed_system_directory(path: Path = SYSTEM_RUN_DIRECTORY) -> str:
+    """The end of a sentence about nobody being found: there is a place where this user may not look."""
+    return f"; {_closed(path)}" if path.exists() and not os.access(path, os.R_OK | os.X_OK) else ""
 
 
 def _closed(folder: Path) -> str:

@@ -13,7 +13,8 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from kvpage.errors import KvpageError, NotSupported, shorten
+from kvpage.errors import Conflict, KvpageError
+from kvpage.memory.cuda import probe
 from kvpage_server.app import create_app
 from kvpage_server.intake import Intake
 from kvpage_server.listeners import Listeners
@@ -63,9 +64,18 @@ def check_startable(settings: Settings) -> None:
     """Raises at once for what no worker could start with; else the supervisor would try again for ever."""
     if settings.memory is not None:
         parse_memory(settings.memory)
-    for device in () if settings.external_workers else settings.devices:
-        if device != "host":
-            raise NotSupported(f"device {shorten(device)}: this version serves host memory only; use --device host")
+    if not settings.external_workers:
+        _check_devices([device for device in settings.devices if device != "host"])
+
+
+def _check_devices(devices: list[str]) -> None:
+    """Raises `NotSupported` or `NotFound` for a device that cannot be used, `Conflict` for one that is named twice."""
+    names: dict[str, str] = {}
+    for device in devices:
+        uuid = probe(device).uuid
+        if uuid in names:
+            raise Conflict(f"devices {names[uuid]} and {device} are the same, {uuid}; name it once")
+        names[uuid] = device
 
 
 def _end_with_terminal(server: uvicorn.Server) -> None:

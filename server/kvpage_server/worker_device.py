@@ -76,13 +76,17 @@ def host_memory() -> DeviceMemory:
 def cuda_memory(device: str) -> DeviceMemory:
     """Of `cuda:N` or a GPU or MIG UUID, found out by doing it once. Takes as long as a process that uses the driver.
 
-    Raises `NotSupported` when there is no driver, `NotFound` when there is no such device.
+    Raises `NotSupported` when there is no driver or the device can share no memory, `NotFound` when there is no such
+    device.
     """
     # Here, so that a worker of host memory loads nothing of it.
     from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, probe
 
     facts = probe(device)
     kinds: list[MemoryKind] = [CudaVmmMemory(facts.uuid, facts.granularity_bytes), CudaIpcMemory(facts.uuid)]
+    if len(facts.unsupported) == len(kinds):
+        reasons = "; ".join(f"{kind}: {reason}" for kind, reason in facts.unsupported.items())
+        raise NotSupported(f"memory of {facts.uuid} ({facts.name}) cannot be shared: {reasons}; use --device host")
     return DeviceMemory(
         kinds={kind.handle_kind: kind for kind in kinds if kind.handle_kind not in facts.unsupported},
         default_kind=CudaVmmMemory.handle_kind,

@@ -55,9 +55,10 @@ class WorkerThread:
         gate: Gate | None = None,
         fail_at: int | None = None,
         memory_bytes: int = 64 << 20,
+        device: DeviceMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """When `clock` has jumped, the worker looks at it in its next turn."""
+        """`device`: other memory than the fake. When `clock` has jumped, the worker looks at it in its next turn."""
         self.gate = gate
         self._closed = False
         self.calls = FakeCalls(fail_at=fail_at, before=gate.pass_through if gate else lambda call: None)
@@ -65,8 +66,8 @@ class WorkerThread:
         self._endpoint = Endpoint.open(RunDirectory(run_dir), "host", None)
         self.socket_path = self._endpoint.path
         self._loop = Loop(clock)
-        self._keeper = MemoryKeeper(self._loop, DeviceMemory.of(self.memory), HostMemory())
-        self.pools = PoolTable("host", Budget(Fraction(1), self.memory.available_bytes))
+        self._keeper = MemoryKeeper(self._loop, device or DeviceMemory.of(self.memory), HostMemory())
+        self.pools = PoolTable("host", Budget(Fraction(1), self._keeper.device.available_bytes))
         self.disposal = Disposal()
         limits = limits or Limits()
         self._server = Server(self._endpoint, self.pools, self._keeper, self._loop, self.disposal, limits=limits)
