@@ -109,7 +109,8 @@ def _family(config: Config, model_type: str) -> Family:
         f"model type {shorten(model_type)!r} is not known, so what its layers keep is not known either; "
         f"write the layers out in the request (docs/layout.md){hint}. docs/models.md lists the model types"
     )
-    raise NotSupported(detail, errors=[FieldError(f"{config.at}/model_type", detail)])
+    where = f"{config.at}/model_type"
+    raise NotSupported(f"{where}: {detail}", errors=[FieldError(where, detail)])
 
 
 def _of_stage(reading: Reading, layers: tuple[ModelLayer, ...]) -> tuple[Fields, ...]:

@@ -17,18 +17,23 @@ from kvpage.planner.groups import Grouping
 from kvpage.planner.placement import fit_num_blocks
 from kvpage.plans import Plan
 from kvpage.request import PlanRequest
+from kvpage.request_model import faults_at_model, with_model_layers
 from kvpage.specs import MAX_BYTES
 
 NULL_BLOCKS = 1  # block 0 is never handed out
 
 
 def plan(request: Mapping[str, Any] | PlanRequest) -> Plan:
-    """Compute the page layout for `request` (docs/layout.md has the format).
+    """Compute the page layout for `request` (docs/layout.md has the format; `model` may stand for its layers).
 
     Raises `SpecInvalid` for a request that cannot be right, `NotSupported` for what kvpage does not do yet,
     `CannotUnify` and `LayoutUnsupported` where the layers' pages cannot live together, `NotEnoughMemory`.
     """
-    parsed = PlanRequest.parse(request)
+    with faults_at_model(request):
+        return _plan(PlanRequest.parse(with_model_layers(request)))
+
+
+def _plan(parsed: PlanRequest) -> Plan:
     asked = parsed.expand()
     layers = align_hybrid(asked) if parsed.align_hybrid else asked
     check_layouts(layers)

@@ -188,9 +188,11 @@ def _problem_answer(status: int) -> dict[str, Any]:
 
 def _schemas() -> dict[str, Any]:
     from kvpage.request import PlanRequest
+    from kvpage.request_model import describe as describe_model
     from kvpage_server.routes_pools import PoolRequest  # it imports this module for its routes
 
     plan_request = PlanRequest.model_json_schema(ref_template=_TEMPLATE.format("{model}"))
+    describe_model(plan_request)
     schemas: dict[str, Any] = plan_request.pop("$defs", {})
     schemas["PlanRequest"] = plan_request
     kinds = [Plan, Problem, PoolRequest, resources.Pool, resources.PoolList, resources.PoolTensors]

@@ -1,0 +1,62 @@
+"""`model` in a plan request: a model's config in the place of layers written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from kvpage.errors import FieldError, SpecInvalid
+from kvpage.models.entry import SCHEMA, entry_layers
+
+FIELD = "model"
+_AT = f"/{FIELD}"
+
+
+def with_model_layers(request: object) -> object:
+    """`request` with the layers of its `model` in the model's place; as it is where it has none.
+
+    The model also says what the request leaves out: `max_model_len` (where the memory, not the number of blocks, is
+    given) and `align_hybrid` for recurrent states beside attention. Raises as `entry_layers` does, with pointers into
+    the request.
+    """
+    if not isinstance(request, Mapping) or FIELD not in request:
+        return request
+    rest = {name: value for name, value in request.items() if name != FIELD}
+    if request[FIELD] is None:
+        return rest
+    if request.get("layers") is not None:
+        detail = "model and layers are both given; a request has one of the two"
+        raise SpecInvalid(f"{_AT}: {detail}", errors=[FieldError(_AT, detail)])
+    model = entry_layers(request[FIELD], at=_AT)
+    said: dict[str, Any] = {"layers": list(model.layers)}
+    if model.is_hybrid:
+        said["align_hybrid"] = True
+    if model.max_model_len is not None and request.get("num_blocks") is None:
+        said["max_model_len"] = model.max_model_len
+    return said | {name: value for name, value in rest.items() if name != "layers"}
+
+
+@contextmanager
+def faults_at_model(request: object) -> Iterator[None]:
+    """Faults of layers that the caller did not write point at the model they were read from."""
+    try:
+        yield
+    except SpecInvalid as error:
+        is_ours = isinstance(request, Mapping) and request.get(FIELD) is not None
+        if not is_ours or not any(fault.pointer.startswith("/layers") for fault in error.errors):
+            raise
+        faults = [_moved(fault) for fault in error.errors]
+        detail = error.message.removeprefix(f"{error.errors[0].pointer}: ")
+        raise type(error)(f"{_AT}: {detail}", details=error.details, errors=faults) from None
+
+
+def _moved(fault: FieldError) -> FieldError:
+    return FieldError(_AT, fault.detail) if fault.pointer.startswith("/layers") else fault
+
+
+def describe(schema: dict[str, Any]) -> None:
+    """Says in the JSON schema of a plan request that it has layers or a model."""
+    schema["properties"][FIELD] = SCHEMA
+    schema["required"] = [name for name in schema["required"] if name != "layers"]
+    schema["oneOf"] = [{"required": ["layers"]}, {"required": [FIELD]}]
