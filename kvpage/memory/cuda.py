@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from functools import cached_property
 from typing import ClassVar
 
@@ -99,24 +100,41 @@ class CudaChunk(Chunk):
         return map_handle(mapper.driver, mapper.device, self._handle, self.fd, self.size_bytes)
 
 
+class FreeBytes:
+    """What was free on a device when a process of ours last used it: asking takes a context."""
+
+    def __init__(self, free_bytes: int) -> None:
+        self.see(free_bytes)
+
+    def see(self, free_bytes: int) -> None:
+        self.last_seen = free_bytes, time.monotonic()
+
+    @property
+    def bytes(self) -> int:
+        return self.last_seen[0]
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.last_seen[1]
+
+
 class CudaVmmMemory(MemoryKind):
     """Memory of `cuMemCreate`, shared as the descriptor that the driver exports."""
 
     handle_kind: ClassVar[str] = "cuda_vmm"
 
-    def __init__(self, device_uuid: str, granularity_bytes: int = 2 << 20) -> None:
-        """`granularity_bytes` matters only to who counts what is taken."""
+    def __init__(self, device_uuid: str, granularity_bytes: int = 2 << 20, free: FreeBytes | None = None) -> None:
+        """`granularity_bytes` matters only to who counts what is taken. `free` is told what is free after a chunk."""
         self.unit_bytes = granularity_bytes
         self._mapper = _Mapper(device_uuid)
+        self._free = free
 
     def available_bytes(self) -> int:
         """Takes as long as starting a process that uses the driver."""
         return probe(self._mapper.device_uuid).free_bytes
 
     def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
-        made = run_task("vmm", self._mapper.device_uuid, checked_size(size_bytes), _up_to(size_bytes, on_progress))
-        assert made.fd is not None
-        return CudaChunk(self._mapper, made.fd, size_bytes)
+        return _made("vmm", self._mapper, size_bytes, on_progress, self._free)
 
     def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
         return _imported(self._mapper, fd, size_bytes, handle, handle_bytes=0)
@@ -128,25 +146,31 @@ class CudaIpcMemory(MemoryKind):
     handle_kind: ClassVar[str] = "cuda_ipc"
     unit_bytes = IPC_UNIT_BYTES
 
-    def __init__(self, device_uuid: str) -> None:
+    def __init__(self, device_uuid: str, free: FreeBytes | None = None) -> None:
+        """`free` is told what is free after a chunk."""
         self._mapper = _Mapper(device_uuid)
+        self._free = free
 
     def available_bytes(self) -> int:
         """Takes as long as starting a process that uses the driver."""
         return probe(self._mapper.device_uuid).free_bytes
 
     def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
-        made = run_task("ipc", self._mapper.device_uuid, checked_size(size_bytes), _up_to(size_bytes, on_progress))
-        assert made.fd is not None
-        return CudaChunk(self._mapper, made.fd, size_bytes, made.handle)
+        return _made("ipc", self._mapper, size_bytes, on_progress, self._free)
 
     def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
         return _imported(self._mapper, fd, size_bytes, handle, handle_bytes=IPC_HANDLE_BYTES)
 
 
-def _up_to(size_bytes: int, on_progress: Progress) -> Progress:
-    """More is cleared than was asked for, to the next unit of the device."""
-    return lambda cleared_bytes: on_progress(min(cleared_bytes, size_bytes))
+def _made(task: str, mapper: _Mapper, size_bytes: int, on_progress: Progress, free: FreeBytes | None) -> CudaChunk:
+    def told(cleared_bytes: int) -> None:  # more is cleared than was asked for, to the next unit of the device
+        on_progress(min(cleared_bytes, size_bytes))
+
+    made = run_task(task, mapper.device_uuid, checked_size(size_bytes), told)
+    assert made.fd is not None
+    if free is not None:
+        free.see(made.message["free_bytes"])
+    return CudaChunk(mapper, made.fd, size_bytes, made.handle)
 
 
 def _imported(mapper: _Mapper, fd: int, size_bytes: int, handle: bytes, *, handle_bytes: int) -> CudaChunk:

@@ -95,7 +95,7 @@ def _make_vmm(peer: _Peer, driver: CudaDriver, device: CudaDevice, size_bytes: i
     driver.unmap(address, size_bytes)
     driver.free_range(address, size_bytes)
     driver.release(handle)
-    peer.give(fd, made=True)
+    peer.give(fd, made=True, free_bytes=driver.memory_info()[0])
 
 
 def _mapped(driver: CudaDriver, device: CudaDevice, handle: int, size_bytes: int) -> int:
@@ -112,7 +112,7 @@ def _hold_ipc(peer: _Peer, driver: CudaDriver, device: CudaDevice, size_bytes: i
     _clear(driver, address, size_bytes, peer)
     handle = driver.ipc_handle(address, device.uuid)
     ours, lifeline = os.pipe()
-    peer.give(lifeline, made=True, handle=base64.b64encode(handle).decode())
+    peer.give(lifeline, made=True, handle=base64.b64encode(handle).decode(), free_bytes=driver.memory_info()[0])
     os.close(lifeline)
     os.read(ours, 1)  # nobody ever writes: it returns when the last copy of the lifeline is closed, by whatever death
     driver.free(address)

@@ -101,10 +101,10 @@ def _endpoint(options: WorkerOptions, estate: Estate | None) -> Endpoint:
 def _pool_table(options: WorkerOptions, memory: DeviceMemory, endpoint: Endpoint, estate: Estate | None) -> PoolTable:
     if estate is None:
         epoch = endpoint.predecessor_epoch if options.adopt_within_s > 0 else None
-        budget = Budget(options.memory or HALF, memory.available_bytes, memory.free_bytes)
+        budget = Budget(options.memory or HALF, memory.available_bytes, memory.free()[0])
         return PoolTable(options.device, budget, epoch)
     limit = options.memory or estate.memory_limit_bytes
-    budget = Budget(limit, memory.available_bytes, memory.free_bytes)
+    budget = Budget(limit, memory.available_bytes, memory.free()[0])
     pools = PoolTable(options.device, budget, estate.epoch)
     pools.next_hold_id = estate.next_hold_id
     for record, pool_memory in estate.pools:

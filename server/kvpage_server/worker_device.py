@@ -17,8 +17,8 @@ class DeviceMemory:
 
     kinds: Mapping[str, MemoryKind]
     default_kind: str
-    free_bytes: int
-    """When this was made."""
+    free: Callable[[], tuple[int, float]]
+    """Bytes that are free on the device, and how many seconds ago that was seen."""
     available_bytes: Callable[[], int]
     """The most that could be committed now, as far as that can be told at once."""
     uuid: str = ""
@@ -33,7 +33,7 @@ class DeviceMemory:
         return cls(
             kinds={memory.handle_kind: memory},
             default_kind=memory.handle_kind,
-            free_bytes=memory.available_bytes(),
+            free=lambda: (memory.available_bytes(), 0.0),
             available_bytes=memory.available_bytes,
         )
 
@@ -80,17 +80,21 @@ def cuda_memory(device: str) -> DeviceMemory:
     device.
     """
     # Here, so that a worker of host memory loads nothing of it.
-    from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, probe
+    from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, FreeBytes, probe
 
     facts = probe(device)
-    kinds: list[MemoryKind] = [CudaVmmMemory(facts.uuid, facts.granularity_bytes), CudaIpcMemory(facts.uuid)]
+    free = FreeBytes(facts.free_bytes)
+    kinds: list[MemoryKind] = [
+        CudaVmmMemory(facts.uuid, facts.granularity_bytes, free),
+        CudaIpcMemory(facts.uuid, free),
+    ]
     if len(facts.unsupported) == len(kinds):
         reasons = "; ".join(f"{kind}: {reason}" for kind, reason in facts.unsupported.items())
         raise NotSupported(f"memory of {facts.uuid} ({facts.name}) cannot be shared: {reasons}; use --device host")
     return DeviceMemory(
         kinds={kind.handle_kind: kind for kind in kinds if kind.handle_kind not in facts.unsupported},
         default_kind=CudaVmmMemory.handle_kind,
-        free_bytes=facts.free_bytes,
+        free=lambda: (free.bytes, free.age_s),
         # What is free now is found by the process that makes a pool: asking takes a context on the device.
         available_bytes=lambda: facts.total_bytes,
         uuid=facts.uuid,

@@ -46,7 +46,7 @@ class Requests:
         on_kept: Callable[[], None],
     ) -> None:
         self._pools = pools
-        self._handle_kinds = list(keeper.device.kinds)
+        self._device = keeper.device
         self._window = window
         self._handover = handover
         self._retirement = retirement
@@ -160,17 +160,23 @@ class Requests:
             epoch=self._pools.epoch,
             device=self._pools.device,
             worker_pid=os.getpid(),
-            handle_kinds=self._handle_kinds,
+            handle_kinds=list(self._device.kinds),
             max_frame_bytes=MAX_FRAME_BYTES,
         )
 
     def _device_state(self) -> messages.DeviceState:
+        free_bytes, free_age_s = self._device.free()
         return messages.DeviceState(
             device=self._pools.device,
             epoch=self._pools.epoch,
             worker_pid=os.getpid(),
             state="draining" if self._retirement.is_under_way else "ready",
-            handle_kinds=self._handle_kinds,
+            handle_kinds=list(self._device.kinds),
+            unsupported=dict(self._device.unsupported),
+            device_uuid=self._device.uuid,
+            device_name=self._device.name,
+            free_bytes=free_bytes,
+            free_age_s=round(free_age_s, 3),
             memory_limit_bytes=self._pools.budget.limit_bytes,
             reserved_bytes=self._pools.budget.reserved_bytes,
             pinned_bytes=self._pools.pinned_bytes,

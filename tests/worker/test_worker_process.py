@@ -259,7 +259,7 @@ def test_a_signal_to_end_removes_the_socket_and_gives_status_0(worker: WorkerPro
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--device", "cuda:0"), "host memory only"),
+        (("--device", "cuda:0"), "install the driver"),
         (("--device", "../x"), "not a device name"),
         (("--device", "host", "--memory", "lots"), "neither a size in bytes"),
         (("--device", "host", "--group", "no-such-group-here"), "there is no group"),
