@@ -51,4 +51,4 @@ lock: ## Resolve constraints.txt again (needs uv); torch stays out, engines choo
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file constraints.txt
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-dev .venv.lock .venv-dev.lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from kvpage.errors import LayoutUnsupported, SpecInvalid, shorten
+from kvpage.errors import LayoutUnsupported, SpecInvalid, nearest, shorten
 from kvpage.strides import inverse, is_permutation
 
 KVCacheLayout = Literal["NHD", "HND"]
@@ -262,7 +262,10 @@ def backend_named(name: str) -> Backend:
         return BACKENDS[name]
     except KeyError:
         known = ", ".join((*sorted(BACKENDS), *NAMED_LAYOUTS))
-        raise SpecInvalid(f"backend {shorten(name)!r} is not known; use one of {known}, or write it out") from None
+        meant = nearest(name, (*BACKENDS, *NAMED_LAYOUTS))
+        raise SpecInvalid(
+            f"backend {shorten(name)!r} is not known; use one of {known}, or write it out{meant}"
+        ) from None
 
 
 def default_backend(kind: str, *, same_widths: bool, kv_quant: str | None) -> Backend:

@@ -5,7 +5,7 @@ Names are torch's (`torch.bfloat16` is "bfloat16"), which are also what engines 
 
 from __future__ import annotations
 
-from kvpage.errors import SpecInvalid, shorten
+from kvpage.errors import SpecInvalid, nearest, shorten
 
 ITEM_SIZE_BYTES: dict[str, int] = {
     "bool": 1,
@@ -25,6 +25,13 @@ ITEM_SIZE_BYTES: dict[str, int] = {
     "float64": 8,
 }
 
+# What people call them elsewhere. Never accepted: a plan would then not say what it was asked.
+_MEANT = {
+    "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32",
+    "float": "float32", "double": "float64", "fp64": "float64", "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2", "byte": "uint8", "char": "int8", "int": "int32", "long": "int64",
+}  # fmt: skip
+
 
 def item_size_bytes(dtype: str) -> int:
     """Bytes of one element of `dtype`. Raises `SpecInvalid` for a name that is not in the table."""
@@ -32,4 +39,7 @@ def item_size_bytes(dtype: str) -> int:
         return ITEM_SIZE_BYTES[dtype]
     except KeyError:
         known = ", ".join(ITEM_SIZE_BYTES)
-        raise SpecInvalid(f"dtype {shorten(dtype)!r} is not known; use one of {known}") from None
+        meant = (
+            f"; did you mean {_MEANT[dtype.lower()]!r}?" if dtype.lower() in _MEANT else nearest(dtype, ITEM_SIZE_BYTES)
+        )
+        raise SpecInvalid(f"dtype {shorten(dtype)!r} is not known; use one of {known}{meant}") from None

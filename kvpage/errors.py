@@ -34,7 +34,7 @@ value, the limit and what to change. `details` carries the same facts as JSON va
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 MAX_ECHO_CHARS = 200  # no error repeats more of the input than this
@@ -215,6 +215,17 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def nearest(text: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: "; did you mean …?" when one of `known` is like it, else nothing."""
+    from difflib import get_close_matches  # needed by mistakes only
+
+    names = {name.lower(): name for name in known}
+    asked = text[:MAX_ECHO_CHARS].strip().lower().replace("-", "_")
+    begun = [name for name in names if len(asked) > 2 and name.startswith(asked)]
+    found = begun or get_close_matches(asked, names, n=1)
+    return f"; did you mean {names[found[0]]!r}?" if found else ""
 
 
 def shorten(value: object) -> str:

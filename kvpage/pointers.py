@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvpage.errors import FieldError, SpecInvalid, shorten
+from kvpage.errors import FieldError, SpecInvalid, nearest, shorten
 
+_QUOTED = re.compile(r"'(\w+)'")
 MAX_FAULTS = 100  # named in one error; how many there are is said in any case
 
 
@@ -54,7 +56,8 @@ def _place(kind: str, loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
 def _text(fault: ErrorDetails) -> str:
     if fault["type"] == "union_tag_invalid":
         context = fault.get("ctx", {})
-        return f"kind {shorten(repr(context.get('tag')))} is not known; use one of {context.get('expected_tags')}"
+        tag, known = str(context.get("tag")), str(context.get("expected_tags"))
+        return f"kind {shorten(repr(tag))} is not known; use one of {known}{nearest(tag, _QUOTED.findall(known))}"
     return _detail(fault["type"], fault["msg"], fault["input"])
 
 

@@ -37,11 +37,14 @@ class Environment:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep two set-ups of one environment apart; the second waits."""
+        """Keep two set-ups of one environment apart: the second waits. No file is left: the folder above is locked."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(f"{self.folder}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        above = os.open(self.folder.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(above, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(above)
 
     def usable(self) -> bool:
         """True when its interpreter runs, has pip, and is the version that runs this script."""
@@ -79,7 +82,7 @@ class Environment:
         return next(output.glob("kvpage-*.whl"))
 
     def pip_install(self, *arguments: str, quiet: bool = True) -> None:
-        """Run `pip install` with the lock as constraints."""
+        """Run `pip install` with the lock as constraints. When quiet, what it says is shown only if it fails."""
         command = [
             str(self.python),
             "-m",
@@ -89,8 +92,7 @@ class Environment:
             "--constraint",
             str(CONSTRAINTS),
         ]
-        command += ["--quiet"] if quiet else []
-        self._run([*command, *arguments], f"pip install {' '.join(arguments)}")
+        self._run([*command, *arguments], f"pip install {' '.join(arguments)}", show=not quiet)
 
     def importable_torch(self) -> str | None:
         """Version of the torch the environment imports now, or None."""

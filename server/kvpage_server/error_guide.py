@@ -54,9 +54,10 @@ GUIDES: dict[str, Guide] = {
     ),
     "not-found": Guide(
         title="There is nothing at this path",
-        meaning="The path is not one of the API's.",
-        when="A misspelt path, a trailing slash, or a part of the API that this version does not have.",
-        action="Compare the path with `GET /openapi.json`.",
+        meaning="The path is not one of the API's; on the command line, a file that cannot be read.",
+        when="A misspelt path, a trailing slash, a part of the API that this version does not have; a request file "
+        "that is not there.",
+        action="Compare the path with `GET /openapi.json`, or check the name of the file.",
     ),
     "plan-not-found": Guide(
         title="The plan is not known here",
@@ -112,9 +113,12 @@ GUIDES: dict[str, Guide] = {
     ),
     "too-large": Guide(
         title="The request is too large",
-        meaning="The body was not read to its end.",
-        when="A body over 4 MiB, or more layers or names than the limits allow.",
-        action="Write repeated layers once with `count`.",
+        meaning="Something has more bytes than are read, served or possible; `details` has the limit. A request that "
+        "is too large is not read to its end. (Too many layers, and names that are too long, are `spec-invalid`.)",
+        when="A body or a request file over 4 MiB; a request line with its headers, or trailers, over 64 KiB; a plan "
+        "that is over 6 MiB as JSON; a socket path over 107 bytes.",
+        action="Write repeated layers once with `count`, and plan fewer layers or shorten their names; send fewer "
+        "headers; choose a shorter run directory.",
     ),
     "unsupported-media-type": Guide(
         title="The body is not declared as JSON",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import fcntl
 import os
 import sys
 from pathlib import Path
@@ -145,6 +147,27 @@ def test_a_new_environment_is_usable_and_sees_the_systems_packages_when_asked(tm
     assert f"include-system-site-packages = {str(share).lower()}" in settings
     (environment.python.parent / "python").unlink()
     assert not environment.usable()
+
+
+def test_two_set_ups_wait_for_each_other_and_leave_no_file(tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "venv")
+    again = os.open(tmp_path, os.O_RDONLY)
+    with environment.locked(), pytest.raises(BlockingIOError):
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(again)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pip_says_something_only_when_it_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    environment = Environment(tmp_path / "venv")
+    environment.python = tmp_path / "pip"
+    for status in (0, 1):
+        environment.python.write_text(f"#!/bin/sh\necho a warning >&2\nexit {status}\n")
+        environment.python.chmod(0o700)
+        with contextlib.suppress(BootstrapError):
+            environment.pip_install("wheel")
+        assert ("a warning" in capfd.readouterr().err) == (status != 0)
 
 
 def test_settings_of_an_active_environment_do_not_reach_pip(monkeypatch: pytest.MonkeyPatch) -> None:
