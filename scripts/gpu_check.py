@@ -57,6 +57,8 @@ def main(arguments: list[str]) -> int:
     else:
         outcomes += [not_run(check, "the GPU cannot be used") for check in wanted]
     outcomes += [not_run(check, "not asked for") for check in catalogue.CHECKS if check not in wanted]
+    order = [catalogue.MACHINE.name, *(check.name for check in catalogue.CHECKS)]
+    outcomes.sort(key=lambda outcome: order.index(outcome.check))
     try:
         report.write(options.report, report.render(machine, outcomes), machine, DOCS)
     except report.NoReport as refusal:

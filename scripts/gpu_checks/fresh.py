@@ -11,7 +11,7 @@ from gpu_checks.trial import Trial, expect
 from kvpage.memory.cuda import CudaVmmMemory
 
 SIZE_BYTES = 256 * MIB
-NUM_TRIES = 4
+NUM_TRIES = 2
 _OVERHEAD_BYTES = 32 * MIB  # less than any context takes
 _DIRT = 0xA5
 

@@ -27,6 +27,8 @@ class Check:
     function: str
     """`module:name`; takes a `Trial`."""
     limit_s: float = 30.0
+    alone: bool = False
+    """Whether it measures time or free memory, or leaves the device in doubt: nothing may run beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ _WORKSPACE_BYTES = 128 * MIB
 
 
 def kernels(trial: Trial) -> None:
-    gpu = Gpu(trial.device_uuid)
-    torch = torch_on(gpu.uuid)
     readers: dict[str, Reader] = {}
     missing = []
     for name, reader in (("flash_attn", flash_attention), ("flashinfer", flash_infer)):
@@ -28,7 +26,8 @@ def kernels(trial: Trial) -> None:
             readers[name] = reader
     if not readers:
         raise Skip("; ".join(missing))
-    compare(trial, gpu, torch, readers)
+    gpu = Gpu(trial.device_uuid)
+    compare(trial, gpu, torch_on(gpu.uuid), readers)
 
 
 def flash_attention(scene: Scene, layout: Layout) -> Read:

@@ -61,8 +61,10 @@ def serving(gpu: Gpu) -> Iterator[str]:
             yield run_dir
         finally:
             server.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(10)
+            try:
+                server.wait(15)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def _await_ready(ready_out: int, log: Any) -> None:

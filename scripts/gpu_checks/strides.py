@@ -26,6 +26,7 @@ from kvpage.memory.cuda import CudaVmmMemory
 TABLE = "Reading pages by block stride"
 NUM_REPEATS = 25
 NUM_WARM_UP = 3
+_TOLERANCE = 1e-2  # of bfloat16 results; other pages give results as far apart as they are large
 NUM_QUERY_HEADS = 4 * NUM_KV_HEADS
 
 Read: TypeAlias = Callable[[Any], Any]
@@ -133,7 +134,7 @@ def measure(scene: Scene, layout: Layout, read: Read) -> Times:
     torch = scene.torch
     dense, strided = scene.dense_views(layout), scene.views(layout)
     for one, other in zip(dense, strided, strict=True):
-        expect(torch.equal(read(one), read(other)), f"{layout}: other values than in the dense layout")
+        expect(same(read(one), read(other)), f"{layout}: other values than in the dense layout")
     passes = [captured(torch, lambda views=views: [read(view) for view in views]) for views in (strided, dense)]
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(NUM_WARM_UP + NUM_REPEATS):
@@ -144,6 +145,13 @@ def measure(scene: Scene, layout: Layout, read: Read) -> Times:
     del passes, graph
     torch.cuda.empty_cache()  # each graph had memory of its own
     return Times(strided_us=times[0], dense_us=times[1])
+
+
+def same(one: Any, other: Any) -> bool:
+    """Integers exactly, floats up to what another order of additions changes."""
+    if not one.is_floating_point():
+        return bool((one == other).all())
+    return bool((one.float() - other.float()).norm() <= _TOLERANCE * other.float().norm())
 
 
 def _timed_us(torch: Any, graph: Any) -> float:

@@ -77,6 +77,7 @@ CHECKS = tuple(
         title=f"It {function.__name__}",
         function=f"{__name__}:{function.__name__}",
         limit_s=1.5 if function is hangs else 60,
+        alone=function in (fails, orphans),
     )
     for function in (passes, skips, fails, raises, hangs, crashes, crashes_after_passing, exits, orphans)
 )
