@@ -17,6 +17,7 @@ from kvpage.pointers import located
 from kvpage.request_backends import RequestModel, Size
 from kvpage.request_kinds import AnyLayer
 from kvpage.request_layers import LayerEntry
+from kvpage.request_model import with_model_layers
 from kvpage.request_shape import MAX_LAYERS, check_shape
 from kvpage.specs import LayerSpec, Lengths
 
@@ -56,6 +57,7 @@ class PlanRequest(RequestModel):
     @classmethod
     def parse(cls, request: object) -> Self:
         """Validate `request`. Raises `SpecInvalid` (or a child) whose `errors` point into it."""
+        request = with_model_layers(request)
         check_shape(request)
         try:
             return cls.model_validate(request)
