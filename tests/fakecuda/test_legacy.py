@@ -106,6 +106,14 @@ def test_it_opens_on_its_own_device_only(owner: DriverProcess, devices: FakeDevi
         assert other.code("ipc_open", handle) == NO_PEER
 
 
+def test_it_is_closed_with_its_own_context_current(owner: DriverProcess, importer: DriverProcess) -> None:
+    pointer = importer.ok("ipc_open", owner.ok("ipc_handle", owner.ok("out", "cuMemAlloc_v2", GRAIN)))
+    importer.ok("call", "cuCtxPushCurrent_v2", importer.ok("out", "cuDevicePrimaryCtxRetain", 1))
+    assert importer.code("call", "cuIpcCloseMemHandle", pointer) == INVALID_VALUE
+    importer.ok("out", "cuCtxPopCurrent_v2")
+    importer.ok("call", "cuIpcCloseMemHandle", pointer)
+
+
 def test_a_killed_owner_leaves_the_mapping_and_ends_the_handle(
     owner: DriverProcess, importer: DriverProcess, devices: FakeDevices
 ) -> None:
