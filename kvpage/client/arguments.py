@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 
 from kvpage.errors import SpecInvalid, shorten
@@ -40,7 +39,7 @@ def checked_seconds(field: str, value: object) -> float:
         raise SpecInvalid(
             f"{field} is a number of seconds, not {type(value).__name__} {shorten(value)}", details={"field": field}
         )
-    if math.isnan(value) or not 0 <= value <= MAX_SECONDS:
+    if not 0 <= value <= MAX_SECONDS:  # as for NaN
         raise SpecInvalid(
             f"{field} is {shorten(value)}; it must be from 0 to {MAX_SECONDS:g} seconds", details={"field": field}
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Self, TypeVar
 
 import httpx
 
 from kvpage.client import calls
-from kvpage.client.address import DEFAULT_TIMEOUT_S, Address
-from kvpage.client.calls import Answer, Call, Request
+from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
+from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.resources import Device, Health, Pool, PoolTensors
+from kvpage.client.unix_transport import AsyncUnixTransport
 from kvpage.plans import Plan
 
 _Result = TypeVar("_Result")
@@ -32,9 +34,9 @@ class AsyncClient:
     ) -> None:
         """As `Client`."""
         address = self._address = Address.of(url, run_dir, token, timeout_s)
+        self._pid = os.getpid()
         if transport is None and address.socket_path is not None:
-            # Without `verify` it would load certificates, which no Unix socket asks for.
-            transport = httpx.AsyncHTTPTransport(uds=address.socket_path, verify=False)
+            transport = AsyncUnixTransport(address.socket_path)
         self._http = httpx.AsyncClient(
             base_url=address.url, headers=address.headers, timeout=timeout_s, transport=transport, trust_env=False
         )
@@ -97,15 +99,19 @@ class AsyncClient:
             return result
 
     async def _send(self, request: Request) -> Answer:
+        check_usable(self._pid, closed=self.closed)
+        collected = Collected()
         try:
-            response = await self._http.request(
+            async with self._http.stream(
                 request.method,
                 request.path,
                 content=request.body,
                 params=request.query,
                 headers=request.all_headers,
                 timeout=self._address.timeout(request),
-            )
-        except httpx.TransportError as error:
+            ) as response:
+                async for part in response.aiter_bytes():
+                    collected.add(part)
+        except httpx.RequestError as error:
             raise self._address.unreachable(error) from error
-        return Answer(status=response.status_code, content=response.content)
+        return Answer(status=response.status_code, content=collected.content)

@@ -15,13 +15,27 @@ from urllib.parse import quote
 
 import msgspec
 
-from kvpage.client.problem import error_of
+from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
+from kvpage.client.problem import beginning, error_of
 from kvpage.client.resources import Device, DeviceList, Health, Pool, PoolList, PoolTensors
-from kvpage.errors import Conflict, PoolNotFound, ProtocolError, error_from_code, shorten
+from kvpage.errors import (
+    Conflict,
+    KvpageError,
+    PoolNotFound,
+    ProtocolError,
+    SpecInvalid,
+    error_from_code,
+    shorten,
+)
 from kvpage.plans import Plan
 
 MAX_WAIT_S = 30.0
 """The longest wait the server grants in one request."""
+
+MAX_ANSWER_BYTES = 64 << 20
+"""Several times the largest answer there is: a plan of 4,096 layers."""
+
+MAX_IDENTIFIER_BYTES = 256
 
 _Result = TypeVar("_Result")
 _Resource = TypeVar("_Resource", bound=msgspec.Struct)
@@ -47,16 +61,38 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back for a `Request`."""
+    """What came back for a `Request`, read whole."""
 
     status: int
     content: bytes
 
     def checked(self, *, expected: tuple[int, ...] = ()) -> bytes:
         """The content. Raises the error a problem names, unless its status is `expected` to carry an answer."""
-        if self.status >= 400 and self.status not in expected:
+        if not 200 <= self.status < 300 and self.status not in expected:
             raise error_of(self.status, self.content)
         return self.content
+
+
+class Collected:
+    """The parts of an answer as they come. Bounded: whoever answers may be no kvpage server."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def add(self, part: bytes) -> None:
+        """Raises `ProtocolError` over `MAX_ANSWER_BYTES`."""
+        self._parts.append(part)
+        self._num_bytes += len(part)
+        if self._num_bytes > MAX_ANSWER_BYTES:
+            raise ProtocolError(
+                f"the server answers with more than {MAX_ANSWER_BYTES} bytes, which no answer of kvpage has",
+                details={"limit_bytes": MAX_ANSWER_BYTES},
+            )
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self._parts)
 
 
 Call: TypeAlias = Generator[Request, Answer, _Result]
@@ -66,20 +102,21 @@ Call: TypeAlias = Generator[Request, Answer, _Result]
 
 
 def plan(request: object) -> Call[Plan]:
-    answer = yield Request(method="POST", path="/v1/plans", body=_request_json(request))
-    return Plan.from_json(answer.checked())
+    return _decode_plan((yield Request(method="POST", path="/v1/plans", body=_request_json(request))))
 
 
 def get_plan(plan_id: str) -> Call[Plan]:
-    answer = yield Request(method="GET", path=f"/v1/plans/{_segment(plan_id)}")
-    return Plan.from_json(answer.checked())
+    return _decode_plan((yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}")))
 
 
 # --- pools -----------------------------------------------------------------------------------------------------------
 
 
 def create_pool(request: object, *, name: str, device: str, plan_id: str | None, wait_s: float) -> Call[Pool]:
-    deadline_s = time.monotonic() + wait_s
+    checked_text("name", name)
+    checked_text("device", device)
+    checked_optional("plan_id", plan_id)
+    deadline_s = time.monotonic() + checked_seconds("wait_s", wait_s)
     expected = {} if plan_id is None else {"plan_id": plan_id}
     asked = {"name": name, "device": device, "request": msgspec.Raw(_request_json(request)), **expected}
     granted_s = _granted(wait_s)
@@ -99,11 +136,13 @@ def pools() -> Call[list[Pool]]:
 
 
 def get_pool(pool_id: str, *, wait_s: float) -> Call[Pool]:
-    return (yield from _get(_waiting("GET", pool_id, wait_s), Pool))
+    return (yield from _get(_waiting("GET", pool_id, checked_seconds("wait_s", wait_s)), Pool))
 
 
 def find_pool(name: str, device: str | None) -> Call[Pool]:
-    query = {"name": name} if device is None else {"name": name, "device": device}
+    query = {"name": checked_text("name", name)} | (
+        {} if device is None else {"device": checked_text("device", device)}
+    )
     found = (yield from _get(Request(method="GET", path="/v1/pools", query=query), PoolList)).pools
     if not found:
         where = "" if device is None else f" on {device}"
@@ -118,7 +157,7 @@ def find_pool(name: str, device: str | None) -> Call[Pool]:
 
 
 def delete_pool(pool_id: str, *, wait_s: float) -> Call[None]:
-    deadline_s = time.monotonic() + wait_s
+    deadline_s = time.monotonic() + checked_seconds("wait_s", wait_s)
     while True:
         answer = yield _waiting("DELETE", pool_id, deadline_s - time.monotonic())
         try:
@@ -130,7 +169,9 @@ def delete_pool(pool_id: str, *, wait_s: float) -> Call[None]:
 
 
 def pool_tensors(pool_id: str) -> Call[PoolTensors]:
-    return (yield from _get(Request(method="GET", path=f"/v1/pools/{_segment(pool_id)}/tensors"), PoolTensors))
+    return (
+        yield from _get(Request(method="GET", path=f"/v1/pools/{_segment('pool_id', pool_id)}/tensors"), PoolTensors)
+    )
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
@@ -156,7 +197,7 @@ def _get(request: Request, kind: type[_Resource]) -> Call[_Resource]:
 def _waiting(method: str, pool_id: str, wait_s: float) -> Request:
     granted_s = _granted(wait_s)
     query = {"wait": f"{granted_s:.3f}"} if granted_s else None
-    return Request(method=method, path=f"/v1/pools/{_segment(pool_id)}", query=query, wait_s=granted_s)
+    return Request(method=method, path=f"/v1/pools/{_segment('pool_id', pool_id)}", query=query, wait_s=granted_s)
 
 
 def _request_json(request: object) -> bytes:
@@ -165,25 +206,40 @@ def _request_json(request: object) -> bytes:
         return _encode(request)
     dump = getattr(request, "model_dump", None)  # pydantic is imported by those who use its models, not here
     if dump is None:
-        raise TypeError(f"a plan request is a mapping or a PlanRequest, not {type(request).__name__}")
+        raise SpecInvalid(f"a plan request is a mapping or a PlanRequest, not {type(request).__name__}")
     return _encode(dump(mode="json", exclude_unset=True))
 
 
 def _encode(value: Any) -> bytes:
-    return msgspec.json.encode(value)
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:  # ValueError: half of a surrogate pair, among others
+        raise SpecInvalid(f"the request cannot be written as JSON: {shorten(str(error))}") from error
 
 
 def _decode(content: bytes, kind: type[_Resource]) -> _Resource:
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"the server's answer is not a {kind.__name__}: {shorten(str(error))}") from error
+    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, and so is an int too long
+        raise ProtocolError(
+            f"the server's answer is not a {kind.__name__}: {shorten(str(error))}; it begins with {beginning(content)}"
+        ) from error
+
+
+def _decode_plan(answer: Answer) -> Plan:
+    content = answer.checked()
+    try:
+        return Plan.from_json(content)
+    except KvpageError as error:
+        raise ProtocolError(
+            f"the server's answer is not a plan: {shorten(error.message)}; it begins with {beginning(content)}"
+        ) from error
 
 
 def _granted(wait_s: float) -> float:
     return max(0.0, min(wait_s, MAX_WAIT_S))
 
 
-def _segment(identifier: str) -> str:
+def _segment(field: str, identifier: str) -> str:
     """`identifier` as one segment of a path."""
-    return quote(identifier, safe=":")
+    return quote(checked_text(field, identifier, max_bytes=MAX_IDENTIFIER_BYTES), safe=":")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Self, TypeVar
 
 import httpx
 
 from kvpage.client import calls
-from kvpage.client.address import DEFAULT_TIMEOUT_S, Address
-from kvpage.client.calls import Answer, Call, Request
+from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
+from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.resources import Device, Health, Pool, PoolTensors
 from kvpage.client.unix_transport import UnixTransport
 from kvpage.plans import Plan
@@ -38,6 +39,7 @@ class Client:
         `transport`: what carries requests, for tests and for TLS of one's own.
         """
         address = self._address = Address.of(url, run_dir, token, timeout_s)
+        self._pid = os.getpid()
         if transport is None and address.socket_path is not None:
             transport = UnixTransport(address.socket_path)
         self._http = httpx.Client(
@@ -130,15 +132,19 @@ class Client:
             return result
 
     def _send(self, request: Request) -> Answer:
+        check_usable(self._pid, closed=self.closed)
+        collected = Collected()
         try:
-            response = self._http.request(
+            with self._http.stream(
                 request.method,
                 request.path,
                 content=request.body,
                 params=request.query,
                 headers=request.all_headers,
                 timeout=self._address.timeout(request),
-            )
-        except httpx.TransportError as error:
+            ) as response:
+                for part in response.iter_bytes():
+                    collected.add(part)
+        except httpx.RequestError as error:
             raise self._address.unreachable(error) from error
-        return Answer(status=response.status_code, content=response.content)
+        return Answer(status=response.status_code, content=collected.content)

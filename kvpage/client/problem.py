@@ -8,6 +8,8 @@ import msgspec
 
 from kvpage.errors import FieldError, KvpageError, ProtocolError, error_from_code, shorten
 
+MAX_DETAIL_CHARS = 4000  # no message of kvpage's is longer
+
 
 class _Fault(msgspec.Struct, frozen=True, kw_only=True):
     pointer: str
@@ -27,8 +29,16 @@ def error_of(status: int, body: bytes) -> KvpageError:
     """The error an answer of `status` reports; `ProtocolError` when its body is no problem of kvpage's."""
     try:
         problem = msgspec.json.decode(body, type=_Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        text = shorten(body[:1000].decode("utf-8", "replace"))
-        return ProtocolError(f"the server answered {status} without saying why in kvpage's terms: {text}")
+    except (ValueError, RecursionError):  # msgspec's own errors are ValueErrors, and so is an int too long
+        return ProtocolError(
+            f"the server answered {status} without saying why in kvpage's terms; the answer begins with"
+            f" {beginning(body)}"
+        )
     faults = [FieldError(fault.pointer, fault.detail) for fault in problem.errors]
-    return error_from_code(problem.code, problem.detail, details=problem.details, errors=faults)
+    detail = problem.detail[:MAX_DETAIL_CHARS]
+    return error_from_code(problem.code, detail, details=problem.details, errors=faults)
+
+
+def beginning(body: bytes) -> str:
+    """Of an answer, to show to people."""
+    return repr(shorten(body[:80].decode("utf-8", "replace"))) if body else "nothing"

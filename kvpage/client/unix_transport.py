@@ -1,39 +1,99 @@
-"""HTTP over a Unix socket for the synchronous client."""
+"""HTTP over a Unix socket.
+
+Unlike httpx's own transports these load no certificates, which takes 30 ms, close their socket when nobody listens, and
+go on trying while the listener's queue is full: a Unix socket refuses then at once, with EAGAIN.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
 
+import anyio
 import httpcore
 import httpx
 
+_PAUSE_S = 0.002  # nobody tells when a place in the listener's queue is free
+_LONGEST_S = 30.0  # without a timeout
+_MAX_CONNECTIONS, _KEEPALIVE_S = 100, 5.0
+
 
 class UnixTransport(httpx.BaseTransport):
-    """Unlike httpx's own it loads no certificates, which takes 30 ms, and closes its socket when nobody listens."""
-
     def __init__(self, path: str) -> None:
         self._pool = httpcore.ConnectionPool(
-            uds=path, network_backend=_UnixBackend(), max_connections=100, keepalive_expiry=5.0
+            uds=path,
+            network_backend=_UnixBackend(),
+            max_connections=_MAX_CONNECTIONS,
+            keepalive_expiry=_KEEPALIVE_S,
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        url = request.url
-        sent = httpcore.Request(
-            request.method,
-            httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
-            headers=request.headers.raw,
-            content=request.read(),
-            extensions=request.extensions,
-        )
         with _as_httpx_errors():
-            with contextlib.closing(self._pool.handle_request(sent)) as answer:  # else its connection stays taken
-                content = answer.read()
-        return httpx.Response(answer.status, headers=answer.headers, content=content, extensions=answer.extensions)
+            answer = self._pool.handle_request(_to_httpcore(request))
+        return httpx.Response(
+            answer.status, headers=answer.headers, stream=_Stream(answer), extensions=answer.extensions
+        )
 
     def close(self) -> None:
         self._pool.close()
+
+
+class AsyncUnixTransport(httpx.AsyncBaseTransport):
+    def __init__(self, path: str) -> None:
+        self._pool = httpcore.AsyncConnectionPool(
+            uds=path,
+            network_backend=_AsyncUnixBackend(),
+            max_connections=_MAX_CONNECTIONS,
+            keepalive_expiry=_KEEPALIVE_S,
+        )
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        with _as_httpx_errors():
+            answer = await self._pool.handle_async_request(_to_httpcore(request))
+        return httpx.Response(
+            answer.status, headers=answer.headers, stream=_AsyncStream(answer), extensions=answer.extensions
+        )
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+
+
+def _to_httpcore(request: httpx.Request) -> httpcore.Request:
+    url = request.url
+    return httpcore.Request(
+        request.method,
+        httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+        headers=request.headers.raw,
+        content=request.content,  # in memory: these clients send nothing else
+        extensions=request.extensions,
+    )
+
+
+class _Stream(httpx.SyncByteStream):
+    def __init__(self, answer: httpcore.Response) -> None:
+        self._answer = answer
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _as_httpx_errors():
+            yield from self._answer.iter_stream()
+
+    def close(self) -> None:
+        self._answer.close()  # else its connection stays taken
+
+
+class _AsyncStream(httpx.AsyncByteStream):
+    def __init__(self, answer: httpcore.Response) -> None:
+        self._answer = answer
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with _as_httpx_errors():
+            async for part in self._answer.aiter_stream():
+                yield part
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()
 
 
 class _UnixBackend(httpcore.SyncBackend):
@@ -45,13 +105,42 @@ class _UnixBackend(httpcore.SyncBackend):
         timeout: float | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.NetworkStream:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(timeout)
-            try:
-                probe.connect(path)
-            except OSError as error:
-                raise httpcore.ConnectError(error) from error
+        deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
+        while not _is_taken_in(path, deadline_s):
+            time.sleep(_PAUSE_S)
         return super().connect_unix_socket(path, timeout, socket_options)
+
+
+class _AsyncUnixBackend(httpcore.AnyIOBackend):
+    """As `_UnixBackend`. Its parent would take a full queue for a connection under way, and wait its whole time."""
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
+        while not _is_taken_in(path, deadline_s):
+            await anyio.sleep(_PAUSE_S)
+        return await super().connect_unix_socket(path, timeout, socket_options)
+
+
+def _is_taken_in(path: str, deadline_s: float) -> bool:
+    """Whether the queue of the listener at `path` has a place. Raises `httpcore.ConnectError` when there is no
+    listener, or no place at the end of time.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
+            probe.connect(path)
+    except BlockingIOError as error:
+        if time.monotonic() >= deadline_s:
+            raise httpcore.ConnectError(error) from error
+        return False
+    except OSError as error:
+        raise httpcore.ConnectError(error) from error
+    return True
 
 
 @contextlib.contextmanager

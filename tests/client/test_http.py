@@ -21,6 +21,7 @@ from kvpage.errors import (
     PlanNotFound,
     PoolNotFound,
     SpecInvalid,
+    StaleHandle,
 )
 from kvpage.request import PlanRequest
 from kvpage.wire import messages
@@ -71,7 +72,7 @@ def test_a_request_may_be_a_validated_one(client: Client) -> None:
 
 @pytest.mark.parametrize("request_", [None, "layers", 7, [small_request()]])
 def test_anything_else_is_a_mistake_of_the_program(client: Client, request_: object) -> None:
-    with pytest.raises(TypeError):
+    with pytest.raises(SpecInvalid, match="mapping or a PlanRequest"):
         client.plan(request_)
 
 
@@ -202,7 +203,7 @@ def test_closing_twice_is_fine_and_ends_it(service: ApiService, kind: type[Clien
         client.close()
         assert client.closed
         assert "closed" in repr(client)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(StaleHandle, match="closed"):
             client.pools()
 
 
