@@ -12,8 +12,8 @@ import typer
 
 from kvpage import __version__
 from kvpage.cli import pools
-from kvpage.cli.files import read_request
-from kvpage.cli.output import prepare_streams, print_error, print_plan
+from kvpage.cli.output import prepare_streams, print_error
+from kvpage.cli.planning import plan
 from kvpage.errors import DeviceUnavailable, KvpageError, SpecInvalid
 
 app = typer.Typer(
@@ -61,23 +61,7 @@ def options(
     """Plan, hold and share KV-cache page pools."""
 
 
-@app.command()
-def plan(
-    file: Annotated[str, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    all_layers: Annotated[bool, typer.Option("--all", help="One row a layer; else like layers share a row.")] = False,
-) -> None:
-    """Compute one page layout for all layers. Needs no server.
-
-    Example: kvpage plan model.yaml
-    """
-    from kvpage.planner.planner import plan as compute
-
-    computed = compute(read_request(file))
-    if as_json:
-        typer.echo(computed.to_json())
-    else:
-        print_plan(computed, all_layers=all_layers)
+app.command()(plan)
 
 
 @app.command(context_settings=_PASS_ON)

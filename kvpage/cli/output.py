@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from kvpage.errors import KvpageError, printable
 from kvpage.plans import LayerPlan, Plan
 
 WIDE_CHARS = 120
+_INDEX = re.compile(r"\.\d+\.")  # of a layer inside its name: model.layers.3.self_attn.attn
 
 
 def prepare_streams() -> None:
@@ -43,11 +45,11 @@ def print_error(error: KvpageError) -> None:
 def print_plan(plan: Plan, *, all_layers: bool = False) -> None:
     """A row for each run of like layers, then the totals. Reasons stand below the table where it would be too wide."""
     console = Console(highlight=False)
-    runs = list(_runs(list(plan.layers.values()), all_layers))
+    runs = _runs(list(plan.layers.values()), all_layers)
     reasons_inside = console.width >= WIDE_CHARS
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("layer", "decision"):
-        table.add_column(column, no_wrap=True)
+    table.add_column("layer", overflow="fold")  # the one column that may be broken: numbers must be whole
+    table.add_column("decision", no_wrap=True)
     for column in ("block", "page bytes", "padding"):
         table.add_column(column, justify="right", no_wrap=True)
     if reasons_inside:
@@ -112,25 +114,25 @@ def totals(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
-def _runs(layers: Sequence[LayerPlan], all_layers: bool) -> Iterator[list[LayerPlan]]:
-    """Consecutive layers that differ only in name, group and offset."""
-    run: list[LayerPlan] = []
-    for layer in layers:
-        if run and (all_layers or _look(layer) != _look(run[-1])):
-            yield run
-            run = []
-        run.append(layer)
-    if run:
-        yield run
+def _runs(layers: Sequence[LayerPlan], all_layers: bool) -> list[list[LayerPlan]]:
+    """Layers that differ only in name, group and offset, wherever they stand; in the order of the first of each."""
+    runs: dict[object, list[LayerPlan]] = {}
+    for position, layer in enumerate(layers):
+        runs.setdefault(position if all_layers else _look(layer), []).append(layer)
+    return list(runs.values())
 
 
 def _look(layer: LayerPlan) -> tuple[object, ...]:
     shapes = tuple(view.shape for view in layer.tensors)
-    family = layer.name.rstrip("0123456789")
+    family = _INDEX.sub(".*.", layer.name).rstrip("0123456789")
     return (family, layer.kind, layer.decision, layer.block_size, layer.page_size_bytes, layer.reason, shapes)
 
 
 def _names(run: Sequence[LayerPlan]) -> str:
+    """Of one layer its name; of several the first and the last, or one pattern where the index stands inside."""
+    first = run[0].name
     if len(run) == 1:
-        return escape(run[0].name)
-    return f"{escape(run[0].name)} … {escape(run[-1].name)}"
+        return escape(first)
+    if _INDEX.search(first):
+        return f"{len(run)} × {escape(_INDEX.sub('.*.', first))}"
+    return f"{escape(first)} … {escape(run[-1].name)}"

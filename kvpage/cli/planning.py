@@ -1,0 +1,53 @@
+"""`kvpage plan`: a request from a file, or made of a model's config; the plan as a table or as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kvpage.cli import model_options as of
+from kvpage.cli.files import read_request
+from kvpage.cli.output import print_plan
+from kvpage.errors import SpecInvalid
+
+
+def plan(
+    file: Annotated[str | None, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    all_layers: Annotated[bool, typer.Option("--all", help="One row a layer; else like layers share a row.")] = False,
+    model: of.ModelPath = None,
+    draft: of.DraftPath = None,
+    memory: of.Memory = None,
+    max_model_len: of.MaxModelLen = None,
+    max_num_batched_tokens: of.MaxNumBatchedTokens = None,
+    tp: of.Tp = 1,
+    pp: of.Pp = 1,
+    pp_stage: of.PpStage = 0,
+    kv_dtype: of.KvDtype = "auto",
+    ssm_dtype: of.SsmDtype = "auto",
+    backend: of.BackendName = None,
+    block_size: of.BlockSize = None,
+    num_speculative_tokens: of.NumSpeculativeTokens = 0,
+) -> None:
+    """Compute one page layout for all layers. Needs no server.
+
+    Examples: kvpage plan model.yaml; kvpage plan --model ./Qwen3-8B --tp 4 --memory 60GiB
+    """
+    from kvpage.planner.planner import plan as compute
+
+    if (file is None) == (model is None):
+        raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
+    request: Any = read_request(file) if file is not None else None
+    if model is not None:
+        lengths = {"max_model_len": max_model_len, "max_num_batched_tokens": max_num_batched_tokens}
+        options = {"tp": tp, "pp": pp, "pp_stage": pp_stage, "kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
+        options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
+        request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
+    computed = compute(request)
+    if model is not None:
+        of.print_notes(request)
+    if as_json:
+        typer.echo(computed.to_json())
+    else:
+        print_plan(computed, all_layers=all_layers)

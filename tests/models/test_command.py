@@ -1,0 +1,93 @@
+"""`kvpage plan --model`: from a config on disk to a plan, as a program of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvpage
+from models.public_configs import config
+
+COMMAND = [sys.executable, "-c", "from kvpage.cli import main; main()", "plan"]
+
+
+def run(*arguments: str | Path, columns: int = 160) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"COLUMNS": str(columns)},
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model as it lies on disk: a folder with its config."""
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen3-next-80b-a3b")))
+    return tmp_path
+
+
+def test_a_model_is_planned_as_the_request_that_names_it(folder: Path) -> None:
+    done = run("--model", folder, "--tp", "2", "--ssm-dtype", "float32", "--memory", "40GiB", "--json")
+    assert done.returncode == 0, done.stderr
+    model = {"config": config("qwen3-next-80b-a3b"), "tp": 2, "ssm_dtype": "float32"}
+    expected = kvpage.plan({"strategy": "unify", "model": model, "memory_bytes": 40 << 30})
+    assert kvpage.Plan.from_json(done.stdout.encode()) == expected
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_like_layers_share_a_row_and_numbers_are_whole(folder: Path, columns: int) -> None:
+    done = run("--model", folder, "--memory", "40GiB", "--max-model-len", "8192", columns=columns)
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.split("plan ")[0]
+    rows = [line.split() for line in table.splitlines() if line.lstrip().startswith(("12 ×", "36 ×"))]
+    assert [row[0] for row in rows[:2]] == ["36", "12"]
+    assert "1,114,112" in table  # 16 × 34 tokens of 2,048 bytes: the smallest page that holds a state of 1,097,728
+    assert "8,192 tokens:" in done.stdout
+
+
+def test_a_draft_and_lengths_are_taken(folder: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft.json"
+    draft.write_text(json.dumps(config("qwen3-0.6b", num_hidden_layers=2)))
+    more = ("--max-model-len", "4096", "--max-num-batched-tokens", "512", "--num-speculative-tokens", "2")
+    done = run("--model", folder, "--draft", draft, "--memory", "40GiB", "--json", *more)
+    plan = kvpage.Plan.from_json(done.stdout.encode())
+    assert "draft.model.layers.1.self_attn.attn" in plan.layers
+    assert plan.capacity.max_model_len == 4096
+    assert plan.layers["model.layers.0.linear_attn"].tensors[0].shape[1] == 5
+
+
+def test_what_was_assumed_is_said_beside_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config("gpt-oss-120b")))
+    done = run("--model", file, "--memory", "40GiB", "--json")
+    assert done.stderr.startswith("note: the config names no dtype: bfloat16")
+    json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "one of the two"),
+        (("request.json", "--model", "."), "one of the two"),
+        (("--model", "nowhere", "--memory", "1GiB"), "not downloaded"),
+        (("--model", "{folder}"), "--memory is missing"),
+        (("--model", "{folder}", "--memory", "much"), "much"),
+        (("--model", "{folder}", "--memory", "1GiB", "--tp", "3"), "/model/config/num_attention_heads"),
+        (("--model", "{folder}", "--memory", "1GiB", "--kv-dtype", "fp7"), "/model/kv_dtype"),
+        (("--model", "{folder}", "--memory", "1GiB", "--backend", "fastest"), "fastest"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(folder: Path, arguments: tuple[str, ...], words: str) -> None:
+    done = run(*(argument.replace("{folder}", str(folder)) for argument in arguments))
+    assert done.returncode in (1, 2)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
