@@ -5,17 +5,19 @@ vLLM 0.24.0 does this when it verifies a hybrid model's config; it must run afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from math import gcd, lcm
 
-from kvpage.errors import FieldError, SpecInvalid
+from kvpage.errors import CannotUnify, FieldError, SpecInvalid
 from kvpage.latent_specs import LatentSpec
 from kvpage.layers import Layer
 from kvpage.planner.unify import Decided
 from kvpage.plans import Decision
 from kvpage.specs import MAX_BYTES, LayerSpec, ceil_div
 
+_OFFER = "vLLM first aligns states and attention: set align_hybrid to true for that"
 MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
 
 
@@ -39,6 +41,32 @@ def align_hybrid(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
         detail = "align_hybrid finds no block with a page below 2^62 bytes; use kernel block sizes with more in common"
         raise SpecInvalid(detail, errors=[FieldError("/align_hybrid", detail)])
     return tuple(_aligned(layer, block, block * token_bytes) for layer in layers)
+
+
+def is_hybrid(layers: Sequence[Layer]) -> bool:
+    """Whether there are states beside attention, which vLLM aligns before it plans."""
+    return len({layer.spec.is_attention for layer in layers if layer.spec is not None}) == 2
+
+
+@contextmanager
+def alignment_offered(is_unaligned: bool) -> Iterator[None]:
+    """`CannotUnify` says what may help where a hybrid was not aligned."""
+    try:
+        yield
+    except CannotUnify as error:
+        if not is_unaligned:
+            raise
+        raise CannotUnify(f"{error.message}; {_OFFER}", details=error.details, errors=error.errors) from None
+
+
+def with_offer(decided: Mapping[str, Decided]) -> dict[str, Decided]:
+    """Where pages had to be changed, the reasons of states also say that alignment could have done it."""
+    if all(choice.decision == "keep" for choice in decided.values()):
+        return dict(decided)
+    return {
+        name: choice if choice.spec.is_attention else replace(choice, reason=f"{choice.reason}; {_OFFER}")
+        for name, choice in decided.items()
+    }
 
 
 def _refuse_what_does_not_align(layers: Sequence[Layer]) -> None:

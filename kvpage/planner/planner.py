@@ -8,7 +8,7 @@ from typing import Any
 
 from kvpage.errors import FieldError, NotEnoughMemory, SpecInvalid
 from kvpage.layers import Layer, check_layouts
-from kvpage.planner.align import align_hybrid, with_alignment
+from kvpage.planner.align import align_hybrid, alignment_offered, is_hybrid, with_alignment, with_offer
 from kvpage.planner.arrangement import arrange
 from kvpage.planner.assemble import assemble
 from kvpage.planner.demand import blocks_per_request, longest_request_tokens
@@ -17,7 +17,7 @@ from kvpage.planner.groups import Grouping
 from kvpage.planner.placement import fit_num_blocks
 from kvpage.plans import Plan
 from kvpage.request import PlanRequest
-from kvpage.request_model import faults_at_model, with_model_layers
+from kvpage.request_model import faults_at_model
 from kvpage.specs import MAX_BYTES
 
 NULL_BLOCKS = 1  # block 0 is never handed out
@@ -30,7 +30,7 @@ def plan(request: Mapping[str, Any] | PlanRequest) -> Plan:
     `CannotUnify` and `LayoutUnsupported` where the layers' pages cannot live together, `NotEnoughMemory`.
     """
     with faults_at_model(request):
-        return _plan(PlanRequest.parse(with_model_layers(request)))
+        return _plan(PlanRequest.parse(request))
 
 
 def _plan(parsed: PlanRequest) -> Plan:
@@ -38,9 +38,13 @@ def _plan(parsed: PlanRequest) -> Plan:
     layers = align_hybrid(asked) if parsed.align_hybrid else asked
     check_layouts(layers)
     owners = [layer for layer in layers if layer.kv_sharing_target is None]
-    grouping = arrange(group_layers(owners), owners, layered=parsed.layered)
+    is_unaligned = not parsed.align_hybrid and is_hybrid(layers)
+    with alignment_offered(is_unaligned):
+        grouping = arrange(group_layers(owners), owners, layered=parsed.layered)
     if layers is not asked:
         grouping = _explained(grouping, asked, layers)
+    elif is_unaligned:
+        grouping = replace(grouping, decided=with_offer(grouping.decided))
     return assemble(parsed, layers, grouping, _num_blocks(parsed, grouping))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvpage
-from kvpage.errors import LayoutUnsupported, SpecInvalid
+from kvpage.errors import CannotUnify, LayoutUnsupported, SpecInvalid
 from planner import build, comparison
 
 Json = dict[str, Any]
@@ -291,3 +291,40 @@ def test_compressed_rows_are_not_aligned() -> None:
     with pytest.raises(SpecInvalid) as caught:
         kvpage.plan(request)
     assert [fault.pointer for fault in caught.value.errors] == ["/layers/0/compress_ratio"]
+
+
+# --- hybrids that are not aligned -------------------------------------------------------------------------------------
+
+OFFER = "set align_hybrid to true"
+
+
+def hybrid(state_width: int, **changes: Any) -> dict[str, Any]:
+    """Attention pages of 1,024 bytes, and states of `state_width` float32."""
+    attention = {"name": "a", "kind": "full_attention", "num_kv_heads": 1, "head_size": 16, "dtype": "bfloat16"}
+    state = {"name": "s", "kind": "mamba", "shapes": [[state_width]], "dtypes": ["float32"]}
+    return {"strategy": "unify", "num_blocks": 4, "layers": [attention | {"block_size": 16}, state], **changes}
+
+
+def test_a_hybrid_that_cannot_be_unified_is_told_of_alignment() -> None:
+    uneven = hybrid(300)
+    uneven["layers"][0]["backend"] = "rocm_aiter_unified_attn"  # does not read pages by block stride
+    with pytest.raises(CannotUnify, match=OFFER):
+        kvpage.plan(uneven)
+    del uneven["layers"][1]
+    window = {"name": "b", "kind": "sliding_window", "sliding_window": 32, "head_size": 24}
+    uneven["layers"].append({**uneven["layers"][0], **window})
+    with pytest.raises(CannotUnify) as caught:
+        kvpage.plan(uneven)
+    assert OFFER not in str(caught.value)
+
+
+def test_the_reason_of_a_state_says_that_it_was_not_aligned() -> None:
+    plain, aligned = kvpage.plan(hybrid(512)), kvpage.plan(hybrid(512, align_hybrid=True))
+    assert OFFER in plain.layers["s"].reason
+    assert all(OFFER not in layer.reason for layer in (plain.layers["a"], *aligned.layers.values()))
+    assert OFFER not in kvpage.plan(hybrid(256)).layers["s"].reason  # the pages were alike
+
+
+def test_the_offer_is_prose_and_changes_no_id() -> None:
+    plan = kvpage.plan(hybrid(512))
+    assert kvpage.Plan.from_json(plan.to_json().replace(OFFER.encode(), b"do as you like")).plan_id == plan.plan_id
