@@ -119,7 +119,7 @@ def test_a_port_in_use_is_refused_and_nothing_is_left(no_leaks: None, run_dir: P
         (["--token-file", "/nonexistent", "--port", "0"], "cannot be read"),
         (["--group", "no-such-group-here"], "no group"),
         (["--device", "/etc"], "not a device name"),
-        (["--device", "cuda:0"], "host memory only"),
+        (["--device", "cuda:0"], "install the driver"),
         (["--memory", "lots"], "neither a size"),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Self
 from kvpage.run_directory import RunDirectory
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.messages import ListPools, Role
+from support.eventually import until
 
 READY_TIMEOUT_MS = 60_000
 WORKER_COMMAND = [sys.executable, "-m", "kvpage_server", "worker"]
@@ -66,12 +67,16 @@ class WorkerProcess:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def settles_at(self, num_fds: int, client: WorkerClient) -> bool:
-        """Whether the worker comes to have `num_fds` descriptors; each request of `client` gives it another turn."""
-        for _ in range(1000):
-            if self.num_fds() == num_fds:
-                return True
+        """Whether the worker comes to have `num_fds` descriptors; each request of `client` gives it another turn.
+
+        What strangers sent is closed by a thread of the worker, which on a busy machine may wait for its turn too.
+        """
+
+        def settled() -> bool:
             client.request(ListPools())
-        return False
+            return self.num_fds() == num_fds
+
+        return until(settled)
 
     def log(self) -> str:
         return self._log.read_text()
