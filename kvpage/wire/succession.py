@@ -31,7 +31,7 @@ class TakeOver(Body, frozen=True, kw_only=True):
 
 
 class TakenOver(Body, frozen=True, kw_only=True):
-    """Comes with the descriptors of the lock file and of the listening socket."""
+    """Comes with the descriptor of the listening socket."""
 
     pool_ids: list[PoolId]
     """To be fetched with `ExportPool`."""
@@ -66,7 +66,7 @@ class FinishTakeOver(Body, frozen=True, kw_only=True):
 
 
 class TakeOverFinished(Body, frozen=True, kw_only=True):
-    pass
+    """Comes with the descriptor of the lock file."""
 
 
 class DrainWorker(Body, frozen=True, kw_only=True):

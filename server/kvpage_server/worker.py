@@ -95,7 +95,7 @@ def _takeover(options: WorkerOptions, memory: DeviceMemory, control_memory: Host
 def _endpoint(options: WorkerOptions, estate: Estate | None) -> Endpoint:
     if estate is None:
         return Endpoint.open(options.run_directory, options.device, options.group)
-    return Endpoint.inherit(options.run_directory, options.device, estate.lock_fd, estate.listening_fd)
+    return Endpoint.inherit(options.run_directory, options.device, estate.listening_fd)
 
 
 def _pool_table(options: WorkerOptions, memory: DeviceMemory, endpoint: Endpoint, estate: Estate | None) -> PoolTable:
@@ -122,7 +122,7 @@ def _move_in(endpoint: Endpoint, pools: PoolTable, server: Server, takeover: Tak
     for sock, packed in estate.connections:
         server.take(sock, packed)
     endpoint.listen_again()
-    takeover.finish()
+    endpoint.take_lock(takeover.finish())
     is_kept = any(packed.role == "api" for _, packed in estate.connections)
     endpoint.own(pools.epoch if is_kept and len(pools) else None)
 

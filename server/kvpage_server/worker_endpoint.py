@@ -13,6 +13,7 @@ from typing import Self
 
 from kvpage.errors import Conflict
 from kvpage.run_directory import RunDirectory
+from kvpage_server.worker_log import log
 
 _BACKLOG = 1024
 _LOCK_BYTES = 128
@@ -24,13 +25,15 @@ class Endpoint:
     but for its second line: the epoch of pools that somebody else keeps, so that a successor waits to be handed them.
     """
 
-    def __init__(self, path: Path, lock_fd: int, listener: socket.socket) -> None:
+    def __init__(self, run_directory: RunDirectory, device: str, listener: socket.socket, lock_fd: int | None) -> None:
         """Use `open` or `inherit`. Owns the lock and the socket."""
-        self.path = path
+        self.path = run_directory.worker_socket(device)
         self.socket = listener
+        self._device = device
+        self._lock_path = run_directory.worker_lock(device)
         self.predecessor_epoch: str | None = None
         """Epoch of the pools that were kept for whoever takes this place."""
-        self._lock_fd: int | None = lock_fd
+        self._lock_fd = lock_fd
         self._is_ours = False
 
     @classmethod
@@ -41,7 +44,7 @@ class Endpoint:
         with contextlib.ExitStack() as undo:
             lock_fd = _locked(run_directory.worker_lock(device), device)
             undo.callback(os.close, lock_fd)
-            endpoint = cls(path, lock_fd, _listen(path, group))
+            endpoint = cls(run_directory, device, _listen(path, group), lock_fd)
             undo.pop_all()
         lines = os.pread(lock_fd, _LOCK_BYTES, 0).decode("ascii", "replace").splitlines()
         endpoint.predecessor_epoch = lines[1] if len(lines) > 1 and _EPOCH.fullmatch(lines[1]) else None
@@ -49,9 +52,15 @@ class Endpoint:
         return endpoint
 
     @classmethod
-    def inherit(cls, run_directory: RunDirectory, device: str, lock_fd: int, listening_fd: int) -> Self:
-        """Of a worker that still runs. Not ours to remove before `own`."""
-        return cls(run_directory.worker_socket(device), lock_fd, socket.socket(fileno=listening_fd))
+    def inherit(cls, run_directory: RunDirectory, device: str, listening_fd: int) -> Self:
+        """Of a worker that still runs, and has the lock until `take_lock`. Not ours to remove before `own`."""
+        return cls(run_directory, device, socket.socket(fileno=listening_fd), None)
+
+    def take_lock(self, lock_fd: int | None) -> None:
+        """The predecessor's, which this owns from now on; None when it is dead, and whoever comes first has the lock.
+        Raises `Conflict` when that was another worker.
+        """
+        self._lock_fd = _locked(self._lock_path, self._device) if lock_fd is None else lock_fd
 
     def listen_again(self) -> None:
         """Who connects from now on is told, as the peer, this process instead of the last one that listened."""
@@ -66,10 +75,14 @@ class Endpoint:
         """A successor has the socket and the lock: leave both as they are."""
         self._is_ours = False
 
-    def export(self) -> list[int]:
-        """Descriptors of the lock and of the socket, owned by the caller."""
+    def export_socket(self) -> int:
+        """Another descriptor, owned by the caller."""
+        return os.dup(self.socket.fileno())
+
+    def export_lock(self) -> int:
+        """Another descriptor, owned by the caller: the lock stays taken until that is closed as well."""
         assert self._lock_fd is not None
-        return [os.dup(self._lock_fd), os.dup(self.socket.fileno())]
+        return os.dup(self._lock_fd)
 
     def keep_epoch(self, epoch: str) -> None:
         """Somebody else keeps pools of this epoch."""
@@ -82,12 +95,13 @@ class Endpoint:
         """May be called twice. Closing the socket can take long: it ends those who wait to be accepted, and drops what
         they have sent.
         """
+        is_ours, self._is_ours = self._is_ours, False
+        if is_ours:
+            self.path.unlink(missing_ok=True)  # nobody else's: we still hold the lock
+            close_socket(self.socket)
+        else:
+            self.socket.close()
         if self._lock_fd is not None:
-            if self._is_ours:
-                self.path.unlink(missing_ok=True)  # nobody else's: we still hold the lock
-                close_socket(self.socket)
-            else:
-                self.socket.close()
             os.close(self._lock_fd)
             self._lock_fd = None
 
@@ -95,7 +109,10 @@ class Endpoint:
         if self._lock_fd is not None:
             # One write of one length, so that whoever reads after our death finds a whole line.
             line = f"{os.getpid():<20}\n{kept_epoch or '-':<32}\n"
-            os.pwrite(self._lock_fd, line.encode(), 0)
+            try:
+                os.pwrite(self._lock_fd, line.encode(), 0)
+            except OSError as error:  # a full disk, say: the lock counts, not what is in the file
+                log("lock_file_not_written", level="warning", path=self._lock_path, reason=str(error))
 
 
 def _locked(path: Path, device: str) -> int:
@@ -105,7 +122,8 @@ def _locked(path: Path, device: str) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            pid = os.pread(fd, _LOCK_BYTES, 0).decode("ascii", "replace").partition("\n")[0].strip() or "unknown"
+            written = os.pread(fd, _LOCK_BYTES, 0).decode("ascii", "replace").partition("\n")[0].strip()
+            pid = ", ".join(map(str, _holders(fd))) or written or "unknown"
             raise Conflict(
                 f"a worker (pid {pid}) already serves device {device} in {path.parent}; end it, or use another"
                 " --run-dir",
@@ -113,6 +131,26 @@ def _locked(path: Path, device: str) -> int:
             ) from error
         undo.pop_all()
         return fd
+
+
+def _holders(fd: int) -> list[int]:
+    """Ids of the processes that have a lock on the file, as far as this user may see them. The file itself names who
+    locked it first: that may have ended and left a copy of its descriptor with another.
+    """
+    wanted = os.fstat(fd)
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if any(_is_lock(pid, number, wanted) for number in os.listdir(f"/proc/{pid}/fd")):
+                found.append(int(pid))
+    return sorted(found)
+
+
+def _is_lock(pid: str, number: str, wanted: os.stat_result) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), wanted):
+            return "FLOCK" in Path(f"/proc/{pid}/fdinfo/{number}").read_text()  # proc(5): locks of this descriptor
+    return False
 
 
 def _listen(path: Path, group: int | None) -> socket.socket:

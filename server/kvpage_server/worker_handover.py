@@ -2,7 +2,7 @@
 
     serving ──TakeOver──► frozen ──FinishTakeOver──► gone
        ▲                    │
-       └─ the taker leaves ─┘
+       └─ the taker leaves ─┘   or says nothing for too long
 
 While it is frozen nobody is answered but the taker: clients and those who connect wait in their sockets, and go on
 with whoever serves next. Only `FinishTakeOver` makes that the successor, so at no time do two workers serve.
@@ -19,7 +19,7 @@ from kvpage.wire import succession
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_log import log
-from kvpage_server.worker_loop import Loop, Timer
+from kvpage_server.worker_loop import Deadline, Loop
 from kvpage_server.worker_pools import PoolTable
 
 
@@ -35,9 +35,10 @@ class Handover:
         accept: Callable[[], None],
         connections: Callable[[], Iterable[Connection]],
         end_waiting: Callable[[], None],
+        patience_s: float,
     ) -> None:
         """`accept` is what the loop does for the listening socket; `end_waiting` leaves no request to be answered
-        later.
+        later; `patience_s` is how long whoever takes over may say nothing.
         """
         self._endpoint = endpoint
         self._pools = pools
@@ -47,7 +48,7 @@ class Handover:
         self._end_waiting = end_waiting
         self._taker: Connection | None = None
         self._moving: list[Connection] = []
-        self._timer: Timer | None = None
+        self._until_heard = Deadline(loop, patience_s, self._give_up)
         self.is_finished = False
 
     @property
@@ -61,7 +62,7 @@ class Handover:
             raise Conflict("another worker is taking over from this one already")
         self._require_settled()
         self._taker = connection
-        self._timer = self._loop.call_after(connection.limits.handover_s, connection.close)
+        self._until_heard.start()
         self._end_waiting()
         self._loop.watch(self._endpoint.socket, 0, self._accept)
         self._moving = [other for other in self._connections() if other is not connection]
@@ -74,7 +75,13 @@ class Handover:
             next_hold_id=self._pools.next_hold_id,
             memory_limit_bytes=self._pools.budget.limit_bytes,
         )
-        connection.reply(request_id, reply, self._endpoint.export())
+        connection.reply(request_id, reply, [self._endpoint.export_socket()])
+
+    def heard(self, connection: Connection) -> None:
+        """A request has come; from whoever takes over it is a sign of life."""
+        if connection is self._taker:
+            self._until_heard.cancel()
+            self._until_heard.start()
 
     def give_connection(self, connection: Connection, request_id: int, number: int) -> None:
         self._require_taker(connection)
@@ -89,10 +96,13 @@ class Handover:
 
     def finish(self, connection: Connection, request_id: int) -> None:
         self._require_taker(connection)
+        connection.require_acknowledged()
+        # The lock goes last: whoever has a copy of its descriptor keeps others out, alive or stuck, until it ends.
+        lock_fd = self._endpoint.export_lock()
         self._endpoint.disown()
         self.is_finished = True
         log("handed_over", num_pools=len(self._pools), num_clients=len(self._moving))
-        connection.reply(request_id, succession.TakeOverFinished())
+        connection.reply(request_id, succession.TakeOverFinished(), [lock_fd])
         connection.end()
 
     def disconnected(self, connection: Connection) -> None:
@@ -103,14 +113,18 @@ class Handover:
             self._loop.stop()
             return
         self._taker = None
-        if self._timer is not None:
-            self._timer.cancel()
+        self._until_heard.cancel()
         log("handover_taken_back", level="warning")
         self._endpoint.listen_again()
         self._loop.watch(self._endpoint.socket, selectors.EVENT_READ, self._accept)
         moving, self._moving = self._moving, []
         for other in moving:
             other.resume()
+
+    def _give_up(self) -> None:
+        assert self._taker is not None  # `disconnected` cancels the deadline
+        log("client_closed", level="warning", client_pid=self._taker.peer.pid, reason="it took over too slowly")
+        self._taker.close()
 
     def _require_settled(self) -> None:
         for pool in self._pools:

@@ -24,8 +24,10 @@ class Limits:
     """How long a request that has begun may take to be whole."""
     end_s: float = 5.0
     """How long clients may take to read what was answered when the worker ends."""
-    handover_s: float = 30.0
-    """How long a new worker may take to take over from this one; meanwhile nobody is served."""
+    handover_s: float = 5.0
+    """How long a new worker that takes over from this one may say nothing; meanwhile nobody is served. Less than the
+    10 s for which clients wait for an answer: the server would think that this worker hangs.
+    """
     max_queued_bytes: int = 1 << 20
     """No request of a client is looked at while more than this of its replies waits."""
     max_unfinished_bytes: int = 64 << 20

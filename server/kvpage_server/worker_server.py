@@ -65,6 +65,7 @@ class Server:
             accept=self._accept_all,
             connections=lambda: self._connections,
             end_waiting=lambda: self._requests.end_waiting(),
+            patience_s=limits.handover_s,
         )
         self._requests = Requests(
             pools,
@@ -87,6 +88,7 @@ class Server:
         return self._pools.epoch
 
     def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
+        self._handover.heard(connection)
         self._requests.handle(connection, request_id, body, fds)
 
     def disconnected(self, connection: Connection) -> None:

@@ -34,7 +34,6 @@ class Estate:
     epoch: str
     memory_limit_bytes: int
     next_hold_id: int
-    lock_fd: int
     listening_fd: int
     pools: list[tuple[ControlRecord, PoolMemory]] = field(default_factory=list)
     connections: list[tuple[socket.socket, succession.ConnectionTaken]] = field(default_factory=list)
@@ -63,13 +62,11 @@ class Takeover:
         """Stop the predecessor and fetch what it has. If it dies meanwhile, what has been fetched is what there is:
         the rest is with whoever else keeps it.
         """
-        taken, fds = self._begin()
-        lock_fd, listening_fd = fds
+        taken, listening_fd = self._begin()
         estate = Estate(
             epoch=self._client.epoch,
             memory_limit_bytes=taken.memory_limit_bytes,
             next_hold_id=taken.next_hold_id,
-            lock_fd=lock_fd,
             listening_fd=listening_fd,
         )
         try:
@@ -80,16 +77,23 @@ class Takeover:
             self._require_dead(error)
         return estate
 
-    def finish(self) -> None:
-        """From here on the caller is the worker. Raises `DeviceUnavailable` when the predecessor goes on instead."""
+    def finish(self) -> int | None:
+        """From here on the caller is the worker, with the lock whose descriptor this returns; None when the predecessor
+        has died, and its lock with it. Raises `DeviceUnavailable` when the predecessor goes on instead.
+        """
+        lock_fd = None
         try:
-            self._client.ask(succession.FinishTakeOver(), succession.TakeOverFinished)
+            reply = self._client.request(succession.FinishTakeOver())
+            if not isinstance(reply.body, succession.TakeOverFinished) or len(reply.fds) != 1:
+                raise _wrong(reply)
+            [lock_fd] = reply.fds
         except WorkerLost as error:
             self._require_dead(error)
         log("took_over", pause_s=round(time.monotonic() - self._began_s, 4))
         self.close()
+        return lock_fd
 
-    def _begin(self) -> tuple[succession.TakenOver, list[int]]:
+    def _begin(self) -> tuple[succession.TakenOver, int]:
         deadline_s = time.monotonic() + SETTLE_S
         while True:
             self._began_s = time.monotonic()
@@ -101,9 +105,9 @@ class Takeover:
                     raise
                 self._settle(str(pool_id), left_s)
                 continue
-            if not isinstance(reply.body, succession.TakenOver) or len(reply.fds) != 2:
+            if not isinstance(reply.body, succession.TakenOver) or len(reply.fds) != 1:
                 raise _wrong(reply)
-            return reply.body, reply.fds
+            return reply.body, reply.fds[0]
 
     def _settle(self, pool_id: str, timeout_s: float) -> None:
         with contextlib.suppress(PoolNotFound):  # it was being deleted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -12,16 +14,20 @@ from pathlib import Path
 import pytest
 
 from kvpage.errors import Conflict, Draining, NotFound, PermissionDenied, WorkerLost
+from kvpage.memory.host import HostMemory
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages, succession
 from kvpage.wire.channel import close_fds, header
 from kvpage.wire.client import WorkerClient
+from kvpage_server.worker_device import host_memory
+from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_limits import Limits
+from kvpage_server.worker_takeover import Takeover
 from support.api_service import kill_process, worker_pids
 from support.pools import PLAN, PLAN_ID, attach_pool, contents, create_pool
 from support.raw_client import RawClient
 from support.remote_client import RemoteClient
-from support.worker_process import WorkerProcess
+from support.worker_process import WorkerProcess, run_refused_worker
 from support.worker_thread import WorkerThread
 
 COMMAND = [sys.executable, "-m", "kvpage_server", "worker"]
@@ -219,6 +225,65 @@ def test_a_taker_that_hangs_does_not_stop_the_service(no_leaks: None, run_dir: P
             assert client.ask(messages.ListPools(), messages.PoolList).pools == []  # answered when time is over
             with pytest.raises(WorkerLost):
                 taker.request(succession.FinishTakeOver())
+
+
+@pytest.mark.parametrize("num_steps", range(4))
+def test_a_taker_that_hangs_keeps_nobody_out(worker: WorkerProcess, run_dir: Path, num_steps: int) -> None:
+    """Stuck with everything it has got, while the worker dies and another is started."""
+    with worker.client(role="api") as taker, worker.client():
+        pool = create_pool(taker)
+        steps: list[messages.RequestBody] = [
+            succession.TakeOver(),
+            messages.ExportPool(pool_id=pool.pool_id),
+            succession.TakeConnection(number=0),
+        ]
+        fds = [fd for step in steps[:num_steps] for fd in taker.request(step).fds]
+        worker.kill()
+        with WorkerProcess(run_dir) as next_worker, next_worker.client() as client:
+            assert client.welcome.worker_pid == next_worker.pid
+        close_fds(fds)
+
+
+def test_a_taker_that_asks_on_has_all_the_time_it_needs(no_leaks: None, run_dir: Path) -> None:
+    now_s = [0.0]
+    with (
+        WorkerThread(run_dir, limits=Limits(handover_s=5), clock=lambda: now_s[0]) as worker,
+        worker.client(role="api") as taker,
+        worker.client(),
+        worker.client(),
+    ):
+        fds = taker.request(succession.TakeOver()).fds
+        for number in range(2):
+            with worker.paused():
+                now_s[0] += 4
+            fds += taker.request(succession.TakeConnection(number=number)).fds
+        assert len(fds) == 3  # the listening socket and two clients; the lock comes last
+        close_fds(fds)
+
+
+def test_a_worker_that_dies_before_it_gives_its_lock_away_leaves_it_to_its_taker(worker: WorkerProcess) -> None:
+    with contextlib.closing(Takeover(worker.socket_path, "host", host_memory(), HostMemory())) as takeover:
+        estate = takeover.fetch()
+        worker.kill()
+        assert takeover.finish() is None
+        endpoint = Endpoint.inherit(worker.run_directory, "host", estate.listening_fd)
+        endpoint.take_lock(None)
+        endpoint.own(None)
+        outcome = run_refused_worker(worker.run_directory.path, "--device", "host")
+        assert f"(pid {os.getpid()})" in outcome.stderr
+        endpoint.close()
+        for sock, _ in estate.connections:
+            sock.close()
+
+
+def test_the_lock_is_said_to_be_with_whoever_has_it(no_leaks: None, run_dir: Path) -> None:
+    lock_fd = os.open(RunDirectory(run_dir).worker_lock("host"), os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(lock_fd, f"{2**22}\n-\n".encode())  # a process id that the system does not give
+    fcntl.flock(lock_fd, fcntl.LOCK_EX)
+    outcome = run_refused_worker(run_dir, "--device", "host")
+    assert outcome.returncode == 1
+    assert f"(pid {os.getpid()})" in outcome.stderr
+    os.close(lock_fd)
 
 
 def test_a_worker_told_to_end_while_it_hands_over_ends_when_that_is_taken_back(worker: WorkerProcess) -> None:
