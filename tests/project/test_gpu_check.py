@@ -218,9 +218,9 @@ def test_the_double_is_refused_by_the_command_too(tmp_path: Path) -> None:
 
 ON_THE_DOUBLE = (
     *("share-driver", "exporter-killed", "fresh-thread", "no-context"),
-    *("cycles", "read-only", "ipc", "ipc-holder"),
+    *("cycles", "read-only", "ipc", "ipc-holder", "worker-killed"),
 )
-"""Checks that need no kernels, and not minutes of copying in host memory."""
+"""Checks that need no kernels, and not minutes of copying in host memory; `kvpage serve` among them."""
 
 
 def test_what_needs_no_kernels_passes_on_the_driver_double(tmp_path: Path) -> None:
