@@ -1,10 +1,16 @@
 """An engine worker: attach the pool, write K and V of one token through a block table."""
 
+import sys
+
 import torch
 
 import kvpage
 
-with kvpage.attach("mimo") as kv:
+try:
+    attachment = kvpage.attach("mimo")
+except kvpage.KvpageError as error:
+    sys.exit(f"{error.code}: {error}")
+with attachment as kv:
     block_size = kv.plan.layers["draft.0"].block_size
     block_table = [7, 3, 11]  # block ids, from whoever allocates them
     token = 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import grp
 import os
 import signal
 import stat
@@ -13,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvpage.errors import KvpageError, SpecInvalid, shorten
+from kvpage.errors import KvpageError
 from kvpage.memory.host import HostMemory
 from kvpage.run_directory import RunDirectory, device_file_name
+from kvpage_server.unix_group import gid_of
 from kvpage_server.worker_budget import HALF, Budget, parse_memory
 from kvpage_server.worker_device import DeviceMemory, cuda_memory, host_memory
 from kvpage_server.worker_disposal import Disposal
@@ -142,18 +142,11 @@ def _options(arguments: argparse.Namespace) -> WorkerOptions:
         run_directory=RunDirectory.default(arguments.run_dir),
         device=arguments.device,
         memory=None if arguments.memory is None else parse_memory(arguments.memory),
-        group=None if arguments.group is None else _group_id(arguments.group),
+        group=None if arguments.group is None else gid_of(arguments.group),
         adopt_within_s=arguments.adopt_within,
         replace=arguments.replace,
         ready_fd=arguments.ready_fd,
     )
-
-
-def _group_id(group: str) -> int:
-    try:
-        return int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
-    except KeyError as error:
-        raise SpecInvalid(f"there is no group {shorten(repr(group))} on this machine") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kvpage
 from support.api_service import ApiService
 from support.checkout import ROOT
@@ -39,6 +41,16 @@ def test_a_scheduler_makes_a_pool_and_an_engine_writes_to_it(run_dir: Path) -> N
             assert bool((cache[3, 0, 4] == 1).all())
             assert bool((cache[3, 1, 4] == 2).all())
             assert int((cache != 0).sum()) == 2 * 8 * 128
+
+
+@pytest.mark.parametrize("name", ["scheduler.py", "engine.py"])
+def test_without_a_server_an_example_says_so_in_one_line(run_dir: Path, name: str) -> None:
+    environment = os.environ | {"KVPAGE_RUN_DIR": str(run_dir)}
+    command = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("device-unavailable: ")
 
 
 def test_every_example_is_listed_and_run() -> None:

@@ -263,6 +263,7 @@ def test_a_signal_to_end_removes_the_socket_and_gives_status_0(worker: WorkerPro
         (("--device", "../x"), "not a device name"),
         (("--device", "host", "--memory", "lots"), "neither a size in bytes"),
         (("--device", "host", "--group", "no-such-group-here"), "there is no group"),
+        (("--device", "host", "--group", "99999999999"), "the largest group id"),
     ],
 )
 def test_a_worker_that_cannot_start_says_why_in_one_line(
