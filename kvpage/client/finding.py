@@ -88,7 +88,7 @@ def _no_worker(who: str, runs: RunDirectory) -> DeviceUnavailable:
 
 def closed_system_directory(path: Path = SYSTEM_RUN_DIRECTORY) -> str:
     """The end of a sentence about nobody being found: there is a place where this user may not look."""
-    return f"; {_closed(path)}" if path.exists() and not os.access(path, os.R_OK | os.X_OK) else ""
+    return f"; {_closed(path)}" if os.path.exists(path) and not os.access(path, os.R_OK | os.X_OK) else ""
 
 
 def _closed(folder: Path) -> str:

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 
-import anyio
 import httpcore
 import httpx
 
@@ -107,7 +106,7 @@ class _UnixBackend(httpcore.SyncBackend):
     ) -> httpcore.NetworkStream:
         deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
         while not _is_taken_in(path, deadline_s):
-            time.sleep(_PAUSE_S)
+            self.sleep(_PAUSE_S)
         return super().connect_unix_socket(path, timeout, socket_options)
 
 
@@ -122,7 +121,7 @@ class _AsyncUnixBackend(httpcore.AnyIOBackend):
     ) -> httpcore.AsyncNetworkStream:
         deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
         while not _is_taken_in(path, deadline_s):
-            await anyio.sleep(_PAUSE_S)
+            await self.sleep(_PAUSE_S)
         return await super().connect_unix_socket(path, timeout, socket_options)
 
 
