@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvpage.models.config import Config, shown
@@ -39,13 +39,16 @@ _FP8 = "fp8"
 _MODELOPT = {"fp8": _FP8, "nvfp4": "nvfp4"}  # vLLM 0.24.0, kv_cache_quant_algo
 
 
-def model_dtype(root: Config, text: Config) -> str:
-    """`dtype` or `torch_dtype`, of the whole config first. Noted: float32 and none are run as bfloat16, as in vLLM."""
-    for config in (root, text):
+def model_dtype(parts: Sequence[Config]) -> str:
+    """`dtype` or `torch_dtype` of the first of `parts`, from the whole config to that of the language model, that
+    says it. Noted: float32 and none are run as bfloat16, as in vLLM."""
+    for config in parts:
         for name in ("dtype", "torch_dtype"):
             if config.has(name):
                 return _known_dtype(config, name)
-    root.note(f"the config names no dtype: {DEFAULT_DTYPE}, as vLLM runs such a model unless its weights say otherwise")
+    parts[0].note(
+        f"the config names no dtype: {DEFAULT_DTYPE}, as vLLM runs such a model unless its weights say otherwise"
+    )
     return DEFAULT_DTYPE
 
 
@@ -60,11 +63,11 @@ def _known_dtype(config: Config, name: str) -> str:
     return dtype
 
 
-def kv_format(options: ModelOptions, root: Config, text: Config, dtype: str) -> KvFormat:
+def kv_format(options: ModelOptions, parts: Sequence[Config], dtype: str) -> KvFormat:
     """The cache's format: the one asked for, else the one the checkpoint was quantised for, else the model's dtype."""
     kv_dtype = options.kv_dtype
     if kv_dtype == "auto":
-        quantised = _checkpoint_format(root) or _checkpoint_format(text)
+        quantised = next(filter(None, map(_checkpoint_format, parts)), None)
         return KV_FORMATS[quantised or dtype]
     if kv_dtype not in KV_FORMATS:
         raise options.fault("kv_dtype", f"this must be auto or one of {', '.join(KV_FORMATS)}, not {shown(kv_dtype)}")

@@ -55,15 +55,16 @@ def model_layers(config: object, options: ModelOptions, *, at: str = "") -> Mode
     if not isinstance(config, Mapping):
         raise Config(values={}, at=at).fault("", f"this must be an object, the config of a model, not {shown(config)}")
     root = Config(values=config, at=at)
-    text, model_type, prefix = _language_model(root)
+    parts, model_type, prefix = _language_model(root)
+    text = parts[-1]
     family = _family(text, model_type)
-    dtype = model_dtype(root, text)
+    dtype = model_dtype(parts)
     text = text.with_defaults(family.defaults, family.defaults_of)
     reading = Reading(
         config=text,
         options=options,
         dtype=dtype,
-        kv=kv_format(options, root, text, dtype),
+        kv=kv_format(options, parts, dtype),
         prefix=prefix,
     )
     layers = _of_stage(reading, tuple(family.read(reading)))
@@ -71,32 +72,29 @@ def model_layers(config: object, options: ModelOptions, *, at: str = "") -> Mode
     return ModelLayers(layers=layers, max_model_len=longest, notes=tuple(root.notes))
 
 
-def _language_model(root: Config) -> tuple[Config, str, str]:
-    """The part of the config that keeps a cache, its model type, and the prefix of its layers' names."""
+def _language_model(root: Config) -> tuple[tuple[Config, ...], str, str]:
+    """The config and its parts down to the one that keeps a cache, that one's model type, and its names' prefix."""
     model_type = root.text("model_type")
     if model_type is None:
         raise root.missing("model_type")
     if model_type not in WRAPPERS:
-        return root, model_type, ""
+        return (root,), model_type, ""
     wrapper = WRAPPERS[model_type]
-    inner = _inside(root, wrapper)
-    written = inner.text("model_type")
-    if inner is root:
-        written = None
+    parts = _parts(root, wrapper)
+    written = None if len(parts) == 1 else parts[-1].text("model_type")
     text_type = written or wrapper.text_type
     if text_type is None:
-        raise inner.missing("model_type")
-    return inner, text_type, wrapper.prefix
+        raise parts[-1].missing("model_type")
+    return parts, text_type, wrapper.prefix
 
 
-def _inside(root: Config, wrapper: Wrapper) -> Config:
+def _parts(root: Config, wrapper: Wrapper) -> tuple[Config, ...]:
     """Older configs of some models hold the language model's fields themselves."""
-    if wrapper.path[0] not in root.values and root.has("num_hidden_layers"):
-        return root
-    found = root
-    for name in wrapper.path:
-        found = found.required_child(name)
-    return found
+    parts = [root]
+    if wrapper.path[0] in root.values or not root.has("num_hidden_layers"):
+        for name in wrapper.path:
+            parts.append(parts[-1].required_child(name))
+    return tuple(parts)
 
 
 def _family(config: Config, model_type: str) -> Family:

@@ -48,16 +48,19 @@ class Reading:
     kv: KvFormat
     prefix: str = ""
     """What vLLM puts before the names of a language model inside a larger one: `language_model.`"""
+    layers_at: str = "model.layers"
+    """Where the layers are in the language model, in vLLM's names."""
 
     @property
     def tp(self) -> int:
         return self.options.tp
 
     def num_layers(self) -> int:
-        return self.config.size("num_hidden_layers", limit=MAX_MODEL_LAYERS)
+        older = self.config.has("num_layers") and not self.config.has("num_hidden_layers")
+        return self.config.size("num_layers" if older else "num_hidden_layers", limit=MAX_MODEL_LAYERS)
 
     def name(self, index: int, module: str) -> str:
-        return f"{self.prefix}model.layers.{index}.{module}"
+        return f"{self.prefix}{self.layers_at}.{index}.{module}"
 
     def check_query_heads(self, name: str = "num_attention_heads") -> int:
         """Query heads of all ranks. Raises `SpecInvalid` unless the ranks divide them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpage.models.families import (
+    chatglm,
     deepseek_v4,
     dense,
     gemma,
@@ -20,7 +21,21 @@ from kvpage.models.families import (
 )
 from kvpage.models.reading import Family
 
-_MODULES = (dense, gemma, llama4, mimo, step, qwen_gdn, latent, deepseek_v4, kimi_linear, nemotron, jamba, minimax)
+_MODULES = (
+    dense,
+    chatglm,
+    gemma,
+    llama4,
+    mimo,
+    step,
+    qwen_gdn,
+    latent,
+    deepseek_v4,
+    kimi_linear,
+    nemotron,
+    jamba,
+    minimax,
+)
 FAMILIES: dict[str, Family] = {name: family for module in _MODULES for name, family in module.FAMILIES.items()}
 
 
@@ -63,6 +78,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "gemma4_unified": Wrapper(text_type="gemma4_unified_text"),
     "llama4": Wrapper(text_type="llama4_text"),
     "glm4v": Wrapper(text_type="glm4v_text"),
+    "glm46v": Wrapper(text_type="glm4v_text"),
     "glm4v_moe": Wrapper(text_type="glm4v_moe_text"),
     "kimi_vl": Wrapper(text_type="deepseek_v2"),
     "kimi_k25": Wrapper(text_type="deepseek_v3"),
@@ -71,11 +87,12 @@ WRAPPERS: dict[str, Wrapper] = {
     "step3p7": Wrapper(text_type="step3p5"),
     "mimo_v2_omni": Wrapper(text_type="mimo_v2"),
     "minimax_vl_01": Wrapper(text_type="minimax_text_01"),
-    "minimax_m3_vl": Wrapper(text_type="minimax_m3_text"),
+    "minimax_m3_vl": Wrapper(text_type="minimax_m3_vl_text"),
     "internvl": Wrapper(),
     "internvl_chat": Wrapper(path=("llm_config",)),
     "interns1": Wrapper(),
     "NVLM_D": Wrapper(path=("llm_config",)),
+    "nemotron_h_omni": Wrapper(text_type="nemotron_h"),
     "NemotronH_Nano_VL_V2": Wrapper(path=("llm_config",), text_type="nemotron_h"),
     "ovis": Wrapper(path=("llm_config",), prefix="llm."),
     "ovis2_5": Wrapper(path=("llm_config",), prefix="llm."),

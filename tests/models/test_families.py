@@ -42,6 +42,7 @@ EXPECTED: list[tuple[str, dict[str, int], int, int]] = [
     ("kimi-k2.5", {MLA: 61}, 70_272, 0),
     ("kimi-linear-48b", {MLA: 7, STATE: 20}, 7 * 1152, 20 * (3 * 3 * 32 * 128 * 2 + 32 * 128 * 128 * 4)),
     ("glm-4-9b", {FULL: 40}, 40 * 1024, 0),
+    ("glm-4-9b-chat", {FULL: 40}, 40 * 1024, 0),
     ("glm-4.5", {FULL: 92}, 92 * 4096, 0),
     ("glm-4.7-flash", {MLA: 47}, 47 * 1152, 0),
     ("glm-5", {MLA: 156}, 78 * (1152 + 132), 0),
@@ -106,6 +107,7 @@ NAMES = [
     ("jamba-1.5-mini", 4, "model.layers.4.attn"),
     ("nemotron-nas-like", 1, "model.layers.2.self_attn.attn"),
     ("minimax-m3-like", 4, "language_model.model.layers.3.self_attn.attn.index_cache"),
+    ("glm-4-9b-chat", 39, "transformer.encoder.layers.39.self_attention.attn"),
     ("deepseek-v4-flash", 1, "model.layers.1.attn.swa_cache"),
 ]
 
@@ -214,3 +216,13 @@ def test_heads_of_the_sliding_layers_of_step_3_5_are_their_own() -> None:
     other = {"attention_type": "sliding_attention", "num_attention_groups": 4, "head_dim": 64}
     layers = read_model(config("step-3.5-flash", attention_other_setting=other)).layers
     assert [(layer["num_kv_heads"], layer["head_size"]) for layer in layers[:2]] == [(8, 128), (4, 64)]
+
+
+def test_sparse_layers_of_minimax_m3_may_be_written_by_type() -> None:
+    """As transformers writes the config; the published one has flags."""
+    published = config("minimax-m3-like")
+    text = published["text_config"]
+    flags = text.pop("sparse_attention_config")["sparse_attention_freq"]
+    types = ["minimax_m3_sparse" if flag else "full_attention" for flag in flags]
+    text |= {"model_type": "minimax_m3_vl_text", "layer_types": types, "index_head_dim": 128}
+    assert read_model(published).layers == read_model(config("minimax-m3-like")).layers

@@ -207,6 +207,7 @@ def test_pipeline_stages_take_layers_as_vllm_deals_them() -> None:
         names += [layer["name"] for layer in layers]
     assert sizes == [7, 7, 7, 6]
     assert names == [layer["name"] for layer in read_model(config("deepseek-v2-lite")).layers]
+    assert [len(read_model(config("glm-4-9b-chat"), pp=3, pp_stage=s).layers) for s in range(3)] == [13, 14, 13]
     assert [len(read_model(config("llama-3.1-8b"), pp=5, pp_stage=s).layers) for s in range(5)] == [6, 6, 7, 7, 6]
 
 

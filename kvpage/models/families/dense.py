@@ -122,6 +122,7 @@ FAMILIES: dict[str, Family] = {
     "seed_oss": dense("SeedOssConfig", 4096, 64, 80, 8, 524288, head_dim=128),
     "ernie4_5": dense("Ernie4_5Config", 1024, 18, 16, 2, 131072, head_dim=128),
     "ernie4_5_moe": dense("Ernie4_5_MoeConfig", 2560, 28, 20, 4, 131072),
+    "deepseek": undocumented(),
     "internlm2": undocumented(module="attention.attn"),
     "internlm3": undocumented(),
 }

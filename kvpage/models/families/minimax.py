@@ -49,13 +49,10 @@ def read_m3(reading: Reading) -> Iterator[ModelLayer]:
     heads = reading.check_query_heads()
     kv_heads = reading.kv_heads(config, "num_key_value_heads", config.size("num_key_value_heads"))
     width, num_layers = head_width(reading, heads), reading.num_layers()
-    sparse = config.required_child("sparse_attention_config")
-    flags = sparse.items("sparse_attention_freq", num_layers)
-    if flags is None:
-        raise sparse.missing("sparse_attention_freq")
-    for index, flag in enumerate(flags):
+    sparse, key_width = _sparse_layers(config, num_layers)
+    for index, is_sparse in enumerate(sparse):
         layer = reading.attention(index, SELF_ATTENTION, num_kv_heads=kv_heads, head_size=width)
-        if sparse.checked_size("sparse_attention_freq", flag, limit=1, least=0) == 0:
+        if not is_sparse:
             yield layer
             continue
         blocks: Fields = {"kernel_block_sizes": [M3_BLOCK]}
@@ -63,11 +60,26 @@ def read_m3(reading: Reading) -> Iterator[ModelLayer]:
         yield reading.latent(
             index,
             "self_attn.attn.index_cache",
-            head_size=sparse.size("sparse_index_dim"),
+            head_size=key_width,
             kv=KvFormat(reading.dtype),
             backend=_M3_KEYS,
             **blocks,
         )
+
+
+def _sparse_layers(config: Config, num_layers: int) -> tuple[list[bool], int]:
+    """Which layers have an indexer, and the width of its keys: as published, or as transformers writes it."""
+    sparse = config.child("sparse_attention_config")
+    if sparse is None:
+        types = config.choices("layer_types", {"minimax_m3_sparse": True, "full_attention": False}, num_layers)
+        if types is None:
+            raise config.missing("sparse_attention_config")
+        return list(types), config.size("index_head_dim")
+    flags = sparse.items("sparse_attention_freq", num_layers)
+    if flags is None:
+        raise sparse.missing("sparse_attention_freq")
+    has_indexer = [sparse.checked_size("sparse_attention_freq", flag, limit=1, least=0) == 1 for flag in flags]
+    return has_indexer, sparse.size("sparse_index_dim")
 
 
 _MINIMAX = {
@@ -90,5 +102,8 @@ FAMILIES: dict[str, Family] = {
     "minimax": Family(read=read_lightning, defaults=_MINIMAX, defaults_of=f"MiniMaxConfig, {RELEASE}"),
     "minimax_text_01": Family(read=read_lightning),
     "minimax_m1": Family(read=read_lightning),
+    "minimax_m3_vl_text": Family(
+        read=read_m3, defaults=_M3 | {"index_head_dim": 128}, defaults_of=f"MiniMaxM3VLTextConfig, {RELEASE}"
+    ),
     "minimax_m3_text": Family(read=read_m3, defaults=_M3, defaults_of="MiniMaxM3TextConfig, vLLM 0.24.0"),
 }
