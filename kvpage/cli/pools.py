@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from rich.text import Text
 from kvpage.cli.files import read_request
 from kvpage.cli.sizes import format_bytes
 from kvpage.client.http import Client
-from kvpage.client.resources import Pool
+from kvpage.client.resources import Holder, Pool
 from kvpage.errors import PoolNotFound, printable
 from kvpage.token_file import read_token
 
@@ -51,6 +52,9 @@ def create(
     name: Annotated[str, typer.Option("--name", help="Unique on the device; the same name and plan is the same pool.")],
     device: Annotated[str, typer.Option("--device", help="Device that holds it.")] = "host",
     plan_id: Annotated[str | None, typer.Option("--plan-id", help="Refuse any other plan.")] = None,
+    handle_kind: Annotated[
+        str | None, typer.Option("--handle-kind", help="cuda_ipc for who cannot take what is best on the device.")
+    ] = None,
     run_dir: RunDir = None,
     url: Url = None,
     token_file: TokenFile = None,
@@ -61,7 +65,8 @@ def create(
     Example: kvpage pools create model.yaml --name mimo
     """
     with _client(run_dir, url, token_file) as client:
-        pool = client.create_pool(read_request(file), device=device, name=name, plan_id=plan_id)
+        request = read_request(file)
+        pool = client.create_pool(request, device=device, name=name, plan_id=plan_id, handle_kind=handle_kind)
     _print(pool, as_json)
 
 
@@ -105,6 +110,7 @@ def delete(
     pool: Annotated[str, typer.Argument(help="Name or id of the pool.")],
     device: Device = None,
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds that holders may take to let go.")] = 0.0,
+    force: Annotated[bool, typer.Option("--force", help="Forget a pool that is still held then.")] = False,
     run_dir: RunDir = None,
     url: Url = None,
     token_file: TokenFile = None,
@@ -112,9 +118,12 @@ def delete(
     """Give a pool's memory back. Refused, naming the holders, while a process has it attached."""
     with _client(run_dir, url, token_file) as client:
         found = _found(client, pool, device)
-        client.delete_pool(found.id, wait_s=wait_s)
+        forgotten = client.delete_pool(found.id, wait_s=wait_s, force=force)
     console = Console(highlight=False, stderr=True, soft_wrap=True, markup=False)
     console.print(f"deleted {printable(found.name)} ({found.id}) on {found.device}")
+    if forgotten is not None:
+        console.print(f"{forgotten.pinned_bytes:,} bytes stay in use until {forgotten.num_holders} holders let go:")
+        _print_holders(console, forgotten.holders, forgotten.num_holders)
 
 
 def _print(pool: Pool, as_json: bool) -> None:
@@ -129,10 +138,14 @@ def _print(pool: Pool, as_json: bool) -> None:
     console.print(f"memory     {pool.committed_bytes:,} of {pool.buffer_size_bytes:,} bytes committed")
     if pool.error:
         console.print(f"error      {pool.error.code}: {printable(pool.error.message)}")
-    for holder in pool.holders:
-        name = printable(holder.client_name) or "a process"
-        console.print(f"held by    {name} (pid {holder.pid or '?'}, uid {holder.uid})")
-    if pool.num_holders > len(pool.holders):
-        console.print(f"           and {pool.num_holders - len(pool.holders)} more")
+    _print_holders(console, pool.holders, pool.num_holders)
     if not pool.num_holders:
         console.print("held by    nobody")
+
+
+def _print_holders(console: Console, holders: Sequence[Holder], num_holders: int) -> None:
+    for holder in holders:
+        name = printable(holder.client_name) or "a process"
+        console.print(f"held by    {name} (pid {holder.pid or '?'}, uid {holder.uid})")
+    if num_holders > len(holders):
+        console.print(f"           and {num_holders - len(holders)} more")

@@ -10,7 +10,7 @@ import httpx
 from kvpage.client import calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
 from kvpage.client.calls import Answer, Call, Collected, Request
-from kvpage.client.resources import Device, Health, Pool, PoolTensors
+from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.unix_transport import AsyncUnixTransport
 from kvpage.plans import Plan
 
@@ -64,9 +64,20 @@ class AsyncClient:
         return await self._run(calls.get_plan(plan_id))
 
     async def create_pool(
-        self, request: object, *, name: str, device: str = "host", plan_id: str | None = None, wait_s: float = 30.0
+        self,
+        request: object,
+        *,
+        name: str,
+        device: str = "host",
+        plan_id: str | None = None,
+        handle_kind: str | None = None,
+        wait_s: float = 30.0,
     ) -> Pool:
-        return await self._run(calls.create_pool(request, name=name, device=device, plan_id=plan_id, wait_s=wait_s))
+        return await self._run(
+            calls.create_pool(
+                request, name=name, device=device, plan_id=plan_id, handle_kind=handle_kind, wait_s=wait_s
+            )
+        )
 
     async def pools(self) -> list[Pool]:
         return await self._run(calls.pools())
@@ -77,8 +88,8 @@ class AsyncClient:
     async def find_pool(self, name: str, device: str | None = None) -> Pool:
         return await self._run(calls.find_pool(name, device))
 
-    async def delete_pool(self, pool_id: str, *, wait_s: float = 0.0) -> None:
-        await self._run(calls.delete_pool(pool_id, wait_s=wait_s))
+    async def delete_pool(self, pool_id: str, *, wait_s: float = 0.0, force: bool = False) -> ForgottenPool | None:
+        return await self._run(calls.delete_pool(pool_id, wait_s=wait_s, force=force))
 
     async def pool_tensors(self, pool_id: str) -> PoolTensors:
         return await self._run(calls.pool_tensors(pool_id))

@@ -17,7 +17,7 @@ import msgspec
 
 from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
 from kvpage.client.problem import beginning, error_of
-from kvpage.client.resources import Device, DeviceList, Health, Pool, PoolList, PoolTensors
+from kvpage.client.resources import Device, DeviceList, ForgottenPool, Health, Pool, PoolList, PoolTensors
 from kvpage.errors import (
     Conflict,
     KvpageError,
@@ -112,13 +112,18 @@ def get_plan(plan_id: str) -> Call[Plan]:
 # --- pools -----------------------------------------------------------------------------------------------------------
 
 
-def create_pool(request: object, *, name: str, device: str, plan_id: str | None, wait_s: float) -> Call[Pool]:
+def create_pool(
+    request: object, *, name: str, device: str, plan_id: str | None, handle_kind: str | None, wait_s: float
+) -> Call[Pool]:
     checked_text("name", name)
     checked_text("device", device)
     checked_optional("plan_id", plan_id)
     deadline_s = time.monotonic() + checked_seconds("wait_s", wait_s)
-    expected = {} if plan_id is None else {"plan_id": plan_id}
-    asked = {"name": name, "device": device, "request": msgspec.Raw(_request_json(request)), **expected}
+    checked_optional("handle_kind", handle_kind)
+    optional = {"plan_id": plan_id, "handle_kind": handle_kind}
+    asked = {"name": name, "device": device, "request": msgspec.Raw(_request_json(request))} | {
+        key: value for key, value in optional.items() if value is not None
+    }
     granted_s = _granted(wait_s)
     headers = {"Prefer": f"wait={math.ceil(granted_s)}"}
     pool = yield from _get(
@@ -156,13 +161,15 @@ def find_pool(name: str, device: str | None) -> Call[Pool]:
     return found[0]
 
 
-def delete_pool(pool_id: str, *, wait_s: float) -> Call[None]:
+def delete_pool(pool_id: str, *, wait_s: float, force: bool) -> Call[ForgottenPool | None]:
     deadline_s = time.monotonic() + checked_seconds("wait_s", wait_s)
     while True:
-        answer = yield _waiting("DELETE", pool_id, deadline_s - time.monotonic())
+        left_s = deadline_s - time.monotonic()
+        is_last = left_s <= MAX_WAIT_S
+        answer = yield _waiting("DELETE", pool_id, left_s, **({"force": "true"} if force and is_last else {}))
         try:
-            answer.checked()
-            return
+            content = answer.checked()
+            return _decode(content, ForgottenPool) if content else None
         except Conflict:
             if time.monotonic() >= deadline_s:
                 raise
@@ -194,10 +201,12 @@ def _get(request: Request, kind: type[_Resource]) -> Call[_Resource]:
     return _decode(answer.checked(), kind)
 
 
-def _waiting(method: str, pool_id: str, wait_s: float) -> Request:
+def _waiting(method: str, pool_id: str, wait_s: float, **query: str) -> Request:
     granted_s = _granted(wait_s)
-    query = {"wait": f"{granted_s:.3f}"} if granted_s else None
-    return Request(method=method, path=f"/v1/pools/{_segment('pool_id', pool_id)}", query=query, wait_s=granted_s)
+    if granted_s:
+        query["wait"] = f"{granted_s:.3f}"
+    path = f"/v1/pools/{_segment('pool_id', pool_id)}"
+    return Request(method=method, path=path, query=query or None, wait_s=granted_s)
 
 
 def _request_json(request: object) -> bytes:

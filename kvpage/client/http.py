@@ -10,7 +10,7 @@ import httpx
 from kvpage.client import calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
 from kvpage.client.calls import Answer, Call, Collected, Request
-from kvpage.client.resources import Device, Health, Pool, PoolTensors
+from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.unix_transport import UnixTransport
 from kvpage.plans import Plan
 
@@ -76,15 +76,27 @@ class Client:
     # --- pools -------------------------------------------------------------------------------------------------------
 
     def create_pool(
-        self, request: object, *, name: str, device: str = "host", plan_id: str | None = None, wait_s: float = 30.0
+        self,
+        request: object,
+        *,
+        name: str,
+        device: str = "host",
+        plan_id: str | None = None,
+        handle_kind: str | None = None,
+        wait_s: float = 30.0,
     ) -> Pool:
         """Make a pool of the plan for `request`, or find the one of this name and plan.
 
         Waits up to `wait_s` for its memory; after that the pool's `state` is still `creating`, and `get_pool` tells
-        more. `plan_id`: refuse any other plan. Raises `Conflict` (another plan under this name or than expected),
-        `NotEnoughMemory`, `SpecInvalid`, `DeviceUnavailable`.
+        more. `plan_id`: refuse any other plan. `handle_kind`: how its memory is shared, if not as is best on the device
+        (`cuda_ipc`). Raises `Conflict` (another plan under this name or than expected), `NotEnoughMemory`,
+        `SpecInvalid`, `DeviceUnavailable`.
         """
-        return self._run(calls.create_pool(request, name=name, device=device, plan_id=plan_id, wait_s=wait_s))
+        return self._run(
+            calls.create_pool(
+                request, name=name, device=device, plan_id=plan_id, handle_kind=handle_kind, wait_s=wait_s
+            )
+        )
 
     def pools(self) -> list[Pool]:
         return self._run(calls.pools())
@@ -100,12 +112,13 @@ class Client:
         """The pool of that name. Raises `PoolNotFound`, or `Conflict` when several devices have one."""
         return self._run(calls.find_pool(name, device))
 
-    def delete_pool(self, pool_id: str, *, wait_s: float = 0.0) -> None:
+    def delete_pool(self, pool_id: str, *, wait_s: float = 0.0, force: bool = False) -> ForgottenPool | None:
         """Give the memory back, once those who hold the pool have let go within `wait_s`.
 
-        Raises `Conflict` naming those who have not, `PoolNotFound`.
+        Raises `Conflict` naming those who have not, `PoolNotFound`. With `force` the pool is forgotten then: the answer
+        says what stays in use and until which processes let go; None when the memory has been given back.
         """
-        self._run(calls.delete_pool(pool_id, wait_s=wait_s))
+        return self._run(calls.delete_pool(pool_id, wait_s=wait_s, force=force))
 
     def pool_tensors(self, pool_id: str) -> PoolTensors:
         """Shape, byte strides and offset of every tensor in the pool's buffer."""

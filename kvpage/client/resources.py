@@ -61,13 +61,37 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     state: DeviceStateName
     handle_kinds: list[str]
+    """How its memory can be shared, tried out."""
     epoch: str | None
     worker_pid: int | None
     memory_limit_bytes: int | None
+    """What pools may take."""
     reserved_bytes: int | None
+    """What pools have, and forgotten pools that are still held."""
     num_pools: int
+    pinned_bytes: int | None = None
+    """What forgotten pools have that are still held."""
+    device_uuid: str = ""
+    """Of a GPU or MIG instance; empty for the host."""
+    device_name: str = ""
+    unsupported: dict[str, str] = {}
+    """Handle kinds that were tried and do not work, and why."""
+    free_bytes: int | None = None
+    """On the device, whoever uses the rest."""
+    free_age_s: float | None = None
+    """How long ago that was seen."""
     detail: str = ""
     """Why the device is not ready."""
+
+
+class ForgottenPool(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool that was deleted by force. Its memory stays in use until its holders have let go of it."""
+
+    id: str
+    pinned_bytes: int
+    num_holders: int
+    holders: list[Holder]
+    """The first few of them."""
 
 
 class DeviceList(msgspec.Struct, frozen=True, kw_only=True):

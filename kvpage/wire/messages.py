@@ -12,6 +12,9 @@ from msgspec import Meta
 
 from kvpage.errors import KvpageError, ProtocolError, error_from_code, shorten
 from kvpage.wire import succession
+from kvpage.wire.device import DescribeDevice as DescribeDevice
+from kvpage.wire.device import DeviceState as DeviceState
+from kvpage.wire.device import DeviceStateName as DeviceStateName
 from kvpage.wire.values import MAX_NAME_BYTES as MAX_NAME_BYTES
 from kvpage.wire.values import MAX_WAIT_S as MAX_WAIT_S
 from kvpage.wire.values import Body as Body
@@ -28,7 +31,6 @@ MAX_HOLDERS_NAMED = 64  # a PoolState names this many holders and counts all of 
 MAX_HOLDERS_LISTED = 16  # the same in a PoolList, which must fit into a frame with all pools a worker may have
 
 PoolStateName: TypeAlias = Literal["creating", "ready", "failed", "deleting"]
-DeviceStateName: TypeAlias = Literal["ready", "draining"]
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -99,10 +101,6 @@ class Hello(Body, frozen=True, kw_only=True):
     version: int
     role: Role
     client_name: Annotated[str, Meta(max_length=MAX_NAME_BYTES)] = ""
-
-
-class DescribeDevice(Body, frozen=True, kw_only=True):
-    pass
 
 
 class CreatePool(Body, frozen=True, kw_only=True):
@@ -185,31 +183,6 @@ class Welcome(Body, frozen=True, kw_only=True):
     worker_pid: int
     handle_kinds: list[str]
     max_frame_bytes: int
-
-
-class DeviceState(Body, frozen=True, kw_only=True):
-    device: str
-    epoch: Epoch
-    worker_pid: int
-    state: DeviceStateName
-    handle_kinds: list[str]
-    """Those that were tried and work."""
-    unsupported: dict[str, str] = msgspec.field(default_factory=dict)
-    """Those that were tried and do not, and why."""
-    device_uuid: str = ""
-    """Of a GPU or MIG instance; empty for the host."""
-    device_name: str = ""
-    free_bytes: Id = 0
-    """On the device, whoever uses the rest."""
-    free_age_s: float = 0.0
-    """How long ago that was seen: asking a GPU takes a context on it, so it is seen when a pool is made."""
-    memory_limit_bytes: Id
-    reserved_bytes: Id
-    """Of pools, and of forgotten pools that are still held."""
-    pinned_bytes: Id
-    """Of the latter alone."""
-    num_pools: Id
-    num_clients: Id
 
 
 class PoolCreated(Body, frozen=True, kw_only=True):

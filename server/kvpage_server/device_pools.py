@@ -27,6 +27,17 @@ _UNSETTLED = ("creating", "deleting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewPool:
+    """What a caller asks to be created."""
+
+    name: str
+    device: str
+    plan: EncodedPlan
+    handle_kind: str = ""
+    """Empty for the device's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Creation:
     pool: PoolState
     created: bool
@@ -58,11 +69,13 @@ class DevicePools:
 
     # --- what requests ask -------------------------------------------------------------------------------------------
 
-    async def create(self, name: str, plan: EncodedPlan) -> Creation:
+    async def create(self, new: NewPool) -> Creation:
         """Begin to make a pool; the same name and plan again give the pool that is there."""
+        plan = new.plan
         body = messages.CreatePool(
-            name=name, plan_id=plan.plan_id, plan=plan.json, buffer_size_bytes=plan.buffer_size_bytes
-        )
+            name=new.name, plan_id=plan.plan_id, plan=plan.json, buffer_size_bytes=plan.buffer_size_bytes,
+            handle_kind=new.handle_kind,
+        )  # fmt: skip
         reply = await self.link.ask(body, messages.PoolCreated)
         return Creation(pool=self._as_safe_as_it_is(reply.pool), created=reply.created)
 
@@ -93,23 +106,31 @@ class DevicePools:
             stop.cancel()
         return await task if task.done() else await self.get(pool.pool_id)
 
-    async def delete(self, pool_id: str, *, timeout_s: float, stopping: asyncio.Event) -> None:
-        """Give the memory back. Raises `Conflict` naming the holders that have not let go within `timeout_s`."""
+    async def delete(
+        self, pool_id: str, *, timeout_s: float, force: bool, stopping: asyncio.Event
+    ) -> messages.PoolDeleted:
+        """Give the memory back. Raises `Conflict` naming the holders that have not let go within `timeout_s`, unless
+        the pool is to be forgotten then.
+        """
+        deleted = messages.PoolDeleted(pool_id=pool_id)
         if pool_id not in self.not_adopted:
-            await self._deleted(pool_id, timeout_s, stopping)
+            deleted = await self._deleted(pool_id, timeout_s, stopping, force=force)
         async with self._holding:
             self.not_adopted.pop(pool_id, None)
             self.held.release(pool_id)
+        return deleted
 
-    async def _deleted(self, pool_id: str, timeout_s: float, stopping: asyncio.Event) -> None:
+    async def _deleted(
+        self, pool_id: str, timeout_s: float, stopping: asyncio.Event, *, force: bool
+    ) -> messages.PoolDeleted:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         while True:
             left_s = max(0.0, deadline_s - loop.time())
-            body = messages.DeletePool(pool_id=pool_id, timeout_s=min(left_s, WAIT_STEP_S))
+            step_s = min(left_s, WAIT_STEP_S)
+            body = messages.DeletePool(pool_id=pool_id, timeout_s=step_s, force=force and left_s <= WAIT_STEP_S)
             try:
-                await self.link.ask_apart(body, messages.PoolDeleted)
-                return
+                return await self.link.ask_apart(body, messages.PoolDeleted)
             except Draining:  # the worker is being replaced: its successor can be asked as well
                 if left_s <= 0 or stopping.is_set():
                     raise
@@ -242,5 +263,11 @@ def _described(state: messages.DeviceState) -> Device:
         worker_pid=state.worker_pid,
         memory_limit_bytes=state.memory_limit_bytes,
         reserved_bytes=state.reserved_bytes,
+        pinned_bytes=state.pinned_bytes,
         num_pools=state.num_pools,
+        device_uuid=state.device_uuid,
+        device_name=state.device_name,
+        unsupported=state.unsupported,
+        free_bytes=state.free_bytes,
+        free_age_s=state.free_age_s,
     )

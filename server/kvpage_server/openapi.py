@@ -94,7 +94,12 @@ POOL_FILTERS = {
 WAIT_PARAMETER = {
     "parameters": [_query("wait", "seconds to wait, at most 30, while the pool is creating or deleting", _WAIT)]
 }
-HOLDERS_WAIT_PARAMETER = {"parameters": [_query("wait", "seconds that holders may take to let go, at most 30", _WAIT)]}
+DELETE_PARAMETERS = {
+    "parameters": [
+        _query("wait", "seconds that holders may take to let go, at most 30", _WAIT),
+        _query("force", "forget a pool that is still held then", {"type": "string", "enum": ["true", "false"]}),
+    ]
+}
 VERBOSE_PARAMETER = {"parameters": [_query("verbose", "name every check", {"type": "string"})]}
 
 _PLAN_HEADERS = _headers(ETag="Of these bytes; the plan never changes")
@@ -129,6 +134,7 @@ POST_POOL_ANSWERS: Answers = {
     **problems(400, 409, 413, 415, 422, 429, *_WORKER),
 }
 DELETE_POOL_ANSWERS: Answers = {
+    200: _answer("ForgottenPool", "The pool is gone, its memory is in use until its holders have let go"),
     204: {"description": "The memory is given back"},
     **problems(404, 409, 422, *_WORKER),
 }
@@ -196,7 +202,7 @@ def _schemas() -> dict[str, Any]:
     schemas: dict[str, Any] = plan_request.pop("$defs", {})
     schemas["PlanRequest"] = plan_request
     kinds = [Plan, Problem, PoolRequest, resources.Pool, resources.PoolList, resources.PoolTensors]
-    kinds += [resources.DeviceList, resources.Health]
+    kinds += [resources.ForgottenPool, resources.DeviceList, resources.Health]
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE.format("{name}"))
     schemas.update(components)
     schemas["PoolRequest"]["properties"]["request"] = _reference("PlanRequest")

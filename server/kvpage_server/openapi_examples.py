@@ -118,7 +118,8 @@ def _bodies(plan: Plan) -> dict[str, Any]:
     )  # fmt: skip
     device = resources.Device(
         device="host", state="ready", handle_kinds=["memfd"], epoch=EPOCH, worker_pid=4700,
-        memory_limit_bytes=1 << 30, reserved_bytes=plan.buffer_size_bytes, num_pools=1,
+        memory_limit_bytes=1 << 30, reserved_bytes=plan.buffer_size_bytes, num_pools=1, pinned_bytes=0,
+        free_bytes=3 << 30, free_age_s=0.0,
     )  # fmt: skip
     tensors = [
         resources.PoolTensor(
@@ -131,6 +132,9 @@ def _bodies(plan: Plan) -> dict[str, Any]:
     answers = {
         "Pool": pool,
         "PoolList": resources.PoolList(pools=[pool]),
+        "ForgottenPool": resources.ForgottenPool(
+            id=POOL_ID, pinned_bytes=plan.buffer_size_bytes, num_holders=1, holders=[_HOLDER]
+        ),
         "DeviceList": resources.DeviceList(devices=[device]),
         "PoolTensors": resources.PoolTensors(
             pool_id=POOL_ID, plan_id=plan.plan_id, epoch=EPOCH, device="host",

@@ -28,8 +28,21 @@ def known_query(request: Request, *names: str) -> dict[str, str]:
 
 
 def query_wait_s(request: Request) -> float:
-    """Seconds of `?wait=N`, the only parameter; at most `MAX_WAIT_S`, 0 without one."""
-    given = known_query(request, "wait").get("wait")
+    """Of `?wait=N`, the only parameter."""
+    return wait_s(known_query(request, "wait"))
+
+
+def is_true(query: dict[str, str], name: str) -> bool:
+    """Whether the parameter is there and `true`. Raises `SpecInvalid` for anything but `true` and `false`."""
+    given = query.get(name, "false")
+    if given not in ("true", "false"):
+        raise SpecInvalid(f"{name} is {shorten(repr(given))}; it must be 'true' or 'false'")
+    return given == "true"
+
+
+def wait_s(query: dict[str, str]) -> float:
+    """Seconds of `wait`; at most `MAX_WAIT_S`, 0 without one."""
+    given = query.get("wait")
     if given is None:
         return 0.0
     if not _SECONDS.fullmatch(given):

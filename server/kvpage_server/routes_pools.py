@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from kvpage import strict_json
-from kvpage.client.resources import DeviceList, Failure, Holder, Pool, PoolList, PoolTensor, PoolTensors
+from kvpage.client.resources import DeviceList, Failure, ForgottenPool, Holder, Pool, PoolList, PoolTensor, PoolTensors
 from kvpage.errors import Conflict, FieldError, KvpageError, SpecInvalid, error_from_code, shorten
 from kvpage.plans import Plan
+from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server import openapi
 from kvpage_server.bodies import json_body, preferred_wait_s
+from kvpage_server.device_pools import NewPool
 from kvpage_server.planning import EncodedPlan
-from kvpage_server.queries import known_query, query_wait_s
+from kvpage_server.queries import is_true, known_query, query_wait_s, wait_s
 from kvpage_server.services import Services, services_of
-from kvpage_server.supervisor import NewPool
 
 MAX_NAME_BYTES = 256
 
@@ -36,6 +37,8 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str = "host"
     plan_id: Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$", max_length=71)] | None = None
     """What the caller expects it to give; another result is refused."""
+    handle_kind: Literal["memfd", "cuda_vmm", "cuda_ipc"] | None = None
+    """How its memory is shared; left out, as is best on the device. `cuda_ipc` is never chosen by itself."""
 
 
 def add_routes(app: FastAPI) -> None:
@@ -53,7 +56,7 @@ def add_routes(app: FastAPI) -> None:
     )  # fmt: skip
     app.add_api_route(
         "/v1/pools/{pool_id}", delete_pool, methods=["DELETE"], operation_id="delete_pool", summary="Delete a pool",
-        status_code=204, openapi_extra=openapi.HOLDERS_WAIT_PARAMETER, responses=openapi.DELETE_POOL_ANSWERS,
+        status_code=204, openapi_extra=openapi.DELETE_PARAMETERS, responses=openapi.DELETE_POOL_ANSWERS,
     )  # fmt: skip
     app.add_api_route(
         "/v1/pools/{pool_id}/tensors", get_tensors, methods=["GET"], operation_id="get_pool_tensors",
@@ -72,16 +75,16 @@ async def post_pool(request: Request) -> Response:
     body = await json_body(request)
     asked = await services.plans.in_thread(lambda: _pool_request(body, services.settings.intake.max_body_bytes))
     plan = await _planned(services, asked)
-    wait_s = preferred_wait_s(request)
-    new = NewPool(name=asked.name, device=asked.device, plan=plan)
-    creation = await services.pools.create_pool(new, wait_s=wait_s)
+    granted_s = preferred_wait_s(request)
+    new = NewPool(name=asked.name, device=asked.device, plan=plan, handle_kind=asked.handle_kind or "")
+    creation = await services.pools.create_pool(new, wait_s=granted_s)
     pool = creation.pool
     if pool.error is not None:
         raise _failure(pool)
     status = 200 if not creation.created else 201 if pool.state == "ready" else 202
     headers = {"Location": f"/v1/pools/{pool.pool_id}"}
-    if wait_s > 0:
-        headers["Preference-Applied"] = f"wait={wait_s:.0f}"
+    if granted_s > 0:
+        headers["Preference-Applied"] = f"wait={granted_s:.0f}"
     return _json(pool_resource(pool), status, headers)
 
 
@@ -99,9 +102,21 @@ async def get_pool(request: Request, pool_id: str) -> Response:
 
 
 async def delete_pool(request: Request, pool_id: str) -> Response:
-    """204 when the memory is given back. `?wait=N` waits for holders to let go."""
-    await services_of(request).pools.delete_pool(pool_id, wait_s=query_wait_s(request))
-    return Response(status_code=204)
+    """204 when the memory is given back. `?wait=N` waits for holders to let go. With `?force=true` a pool that is held
+    then is forgotten: 200 with what stays in use and who keeps it.
+    """
+    query = known_query(request, "wait", "force")
+    deleted = await services_of(request).pools.delete_pool(pool_id, wait_s=wait_s(query), force=is_true(query, "force"))
+    if deleted.pinned_bytes is None:
+        return Response(status_code=204)
+    return _json(
+        ForgottenPool(
+            id=pool_id,
+            pinned_bytes=deleted.pinned_bytes,
+            num_holders=deleted.num_holders,
+            holders=_holders(deleted.holders),
+        )
+    )
 
 
 async def get_tensors(request: Request, pool_id: str) -> Response:
@@ -129,9 +144,13 @@ def pool_resource(pool: PoolState) -> Pool:
         buffer_size_bytes=pool.buffer_size_bytes,
         committed_bytes=pool.committed_bytes,
         num_holders=pool.num_holders,
-        holders=[Holder(pid=holder.pid, uid=holder.uid, client_name=holder.client_name) for holder in pool.holders],
+        holders=_holders(pool.holders),
         error=None if error is None else Failure(code=error.code, message=error.message, details=error.details),
     )
+
+
+def _holders(holders: Sequence[messages.Holder]) -> list[Holder]:
+    return [Holder(pid=holder.pid, uid=holder.uid, client_name=holder.client_name) for holder in holders]
 
 
 async def _planned(services: Services, asked: PoolRequest) -> EncodedPlan:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine
-from dataclasses import dataclass
 
 from kvpage.client.resources import Check, Device
 from kvpage.errors import (
@@ -19,24 +18,15 @@ from kvpage.errors import (
     SpecInvalid,
     shorten,
 )
+from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server.device_link import WorkerThreads
-from kvpage_server.device_pools import Creation, DevicePools
-from kvpage_server.planning import EncodedPlan
+from kvpage_server.device_pools import Creation, DevicePools, NewPool
 from kvpage_server.settings import Settings
 
 logger = logging.getLogger("kvpage.api")
 
 _POOL_ID = re.compile(r"pool-[0-9a-f]{16}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewPool:
-    """What a caller asks to be created."""
-
-    name: str
-    device: str
-    plan: EncodedPlan
 
 
 class Supervisor:
@@ -100,7 +90,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
         await self._unless_stopping(pools.link.wait_ready(wait_s))
-        creation = await pools.create(new.name, new.plan)
+        creation = await pools.create(new)
         left_s = deadline_s - loop.time()
         pool = await pools.settled(creation.pool, timeout_s=left_s, stopping=self._stopping)
         return Creation(pool=pool, created=creation.created)
@@ -116,10 +106,12 @@ class Supervisor:
         owner, pool = await self._find(pool_id)
         return await owner.settled(pool, timeout_s=wait_s, stopping=self._stopping)
 
-    async def delete_pool(self, pool_id: str, *, wait_s: float = 0.0) -> None:
-        """Waits up to `wait_s` for holders to let go. Raises `Conflict` naming those who have not."""
+    async def delete_pool(self, pool_id: str, *, wait_s: float = 0.0, force: bool = False) -> messages.PoolDeleted:
+        """Waits up to `wait_s` for holders to let go. Raises `Conflict` naming those who have not, unless the pool is
+        to be forgotten by `force`.
+        """
         owner, _ = await self._find(pool_id)
-        await owner.delete(pool_id, timeout_s=wait_s, stopping=self._stopping)
+        return await owner.delete(pool_id, timeout_s=wait_s, force=force, stopping=self._stopping)
 
     async def plan(self, plan_id: str) -> bytes:
         """The plan of a pool that is held. Raises `PlanNotFound`."""
