@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvpage.errors import SpecInvalid
 from kvpage.models.config import MAX_MODEL_LAYERS, Config
@@ -30,7 +30,7 @@ class ModelLayer:
 class Family:
     """How the layers of one model type are read."""
 
-    read: Callable[[Reading], Iterator[ModelLayer]]
+    read: Reader
     defaults: Mapping[str, object] = field(default_factory=dict)
     """Values of the published config class for fields that a config may leave out."""
     defaults_of: str = ""
@@ -134,6 +134,9 @@ class Reading:
     def ssm_dtype(self, published: str | None) -> str:
         """Of a recurrent state: what is asked for, else what the model publishes, else the model's dtype."""
         return self.options.ssm_dtype if self.options.ssm_dtype != "auto" else published or self.dtype
+
+
+Reader: TypeAlias = Callable[[Reading], Iterator[ModelLayer]]
 
 
 def without_none(fields: Fields) -> Fields:

@@ -9,6 +9,7 @@ from kvpage.models.families import (
     deepseek_v4,
     dense,
     gemma,
+    hybrids,
     jamba,
     kimi_linear,
     latent,
@@ -33,6 +34,7 @@ _MODULES = (
     deepseek_v4,
     kimi_linear,
     nemotron,
+    hybrids,
     jamba,
     minimax,
 )

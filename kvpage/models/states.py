@@ -46,6 +46,13 @@ def mamba1(reading: Reading, *, channels: int, state_size: int, kernel: int, fie
     return (kernel - 1, mine), (mine, state_size)
 
 
+def short_convolution(reading: Reading, channels_field: str, kernel_field: str) -> tuple[tuple[int, ...]]:
+    """LFM2: the inputs of a convolution and nothing else. There is no room for speculative tokens."""
+    config = reading.config
+    kernel = _checked_kernel(config, kernel_field, config.size(kernel_field))
+    return ((kernel - 1, reading.split(config, channels_field, config.size(channels_field))),)
+
+
 def gated_delta_net(reading: Reading, config: Config) -> Shapes:
     """Qwen3-Next and Qwen3.5: the recurrent state is [value heads, value width, key width]."""
     key_heads, key_size = config.size("linear_num_key_heads"), config.size("linear_key_head_dim")

@@ -49,6 +49,8 @@ EXPECTED: list[tuple[str, dict[str, int], int, int]] = [
     ("nemotron-h-8b", {FULL: 4, STATE: 24}, 4 * 4096, 24 * (3 * 10_240 * 2 + 128 * 64 * 128 * 4)),
     ("nemotron-nas-like", {FULL: 3}, (8 + 4 + 8) * 2 * 128 * 2, 0),
     ("jamba-1.5-mini", {FULL: 4, STATE: 28}, 4 * 4096, 28 * (3 * 8192 * 2 + 8192 * 16 * 2)),
+    ("granite-4.0-h-small", {FULL: 4, STATE: 36}, 4 * 4096, 36 * (3 * 8448 * 2 + 128 * 64 * 128 * 2)),
+    ("lfm2-1.2b", {FULL: 6, STATE: 10}, 6 * 8 * 2 * 64 * 2, 10 * 2 * 2048 * 2),
     ("step-3", {FULL: 61}, 61 * 1024, 0),
     ("step-3.5-flash", {FULL: 12, SLIDING: 33}, 45 * 4096, 0),
     ("minimax-m2", {FULL: 62}, 62 * 4096, 0),
@@ -107,6 +109,8 @@ NAMES = [
     ("jamba-1.5-mini", 4, "model.layers.4.attn"),
     ("nemotron-nas-like", 1, "model.layers.2.self_attn.attn"),
     ("minimax-m3-like", 4, "language_model.model.layers.3.self_attn.attn.index_cache"),
+    ("granite-4.0-h-small", 0, "model.layers.0.mixer"),
+    ("lfm2-1.2b", 0, "model.layers.0.conv"),
     ("glm-4-9b-chat", 39, "transformer.encoder.layers.39.self_attention.attn"),
     ("deepseek-v4-flash", 1, "model.layers.1.attn.swa_cache"),
 ]
@@ -226,3 +230,17 @@ def test_sparse_layers_of_minimax_m3_may_be_written_by_type() -> None:
     types = ["minimax_m3_sparse" if flag else "full_attention" for flag in flags]
     text |= {"model_type": "minimax_m3_vl_text", "layer_types": types, "index_head_dim": 128}
     assert read_model(published).layers == read_model(config("minimax-m3-like")).layers
+
+
+def test_heads_of_granite_4_may_be_automatic_and_must_fill_the_width() -> None:
+    assert read_model(config("granite-4.0-h-small", mamba_d_head="auto")) == read_model(config("granite-4.0-h-small"))
+    with pytest.raises(kvpage.KvpageError) as caught:
+        read_model(config("granite-4.0-h-small", mamba_d_head=32))
+    assert [fault.pointer for fault in caught.value.errors] == ["/mamba_d_head"]
+
+
+def test_layers_of_lfm2_may_be_named_by_type() -> None:
+    written = config("lfm2-1.2b")
+    full = written.pop("full_attn_idxs")
+    types = ["full_attention" if index in full else "conv" for index in range(16)]
+    assert read_model(written | {"layer_types": types}).layers == read_model(config("lfm2-1.2b")).layers

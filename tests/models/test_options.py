@@ -252,7 +252,7 @@ def test_options_that_cannot_be_met_are_refused(model: str, options: dict[str, A
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_a_rank_keeps_its_share_or_the_split_is_refused(name: str, tp: int) -> None:
-    """Never less than the whole divided by the ranks; more only by heads that several ranks keep."""
+    """Never less than the whole divided by the ranks; more only by heads and groups that several keep."""
     whole = read_model(config(name))
     try:
         mine = read_model(config(name), tp=tp)
@@ -261,7 +261,7 @@ def test_a_rank_keeps_its_share_or_the_split_is_refused(name: str, tp: int) -> N
     for all_heads, rank in zip(whole.layers, mine.layers, strict=True):
         assert all_heads["name"] == rank["name"]
         assert token_bytes(rank) * tp >= token_bytes(all_heads)
-        assert state_bytes(rank) * tp == state_bytes(all_heads)
+        assert state_bytes(rank) * tp >= state_bytes(all_heads)
     kvpage.plan(request(mine)).check()
 
 
