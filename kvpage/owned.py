@@ -22,13 +22,14 @@ def keep(kept: deque[_T], function: Callable[..., _T], *arguments: Any) -> None:
 
     There must be an argument. Raises what `function` raises.
     """
-    kept.extend(map(function, *((argument,) for argument in arguments)))
+    kept.extend(map(function, *zip(arguments)))  # zip: each argument as a tuple of one
 
 
 def give_back(kept: deque[_T], function: Callable[..., object], *arguments: Any) -> None:
     """Take everything out of `kept` and call `function(item, *arguments)` with it; nothing can come between the two."""
-    for_each = ((argument,) * len(kept) for argument in arguments)
-    deque(map(function, islice(iter(kept.popleft, None), len(kept)), *for_each), maxlen=0)
+    if kept:
+        for_each = ((argument,) * len(kept) for argument in arguments)
+        deque(map(function, islice(iter(kept.popleft, None), len(kept)), *for_each), maxlen=0)
 
 
 class Descriptors(deque[int]):

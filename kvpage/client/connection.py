@@ -147,7 +147,7 @@ class Connection:
         checked_text("name", name, max_bytes=MAX_NAME_BYTES)
         checked_optional("plan_id", plan_id)
         checked_optional("epoch", epoch)
-        hold = self._holds.new()
+        hold = Hold(self._holds)
         try:
             if self._holds.closed:
                 raise StaleHandle(f"the connection to the worker of {self.device} is closed; connect again")

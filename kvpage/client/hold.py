@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable
 
 from kvpage.wire import messages
@@ -18,8 +17,10 @@ class Hold:
     _holds: Holds | None = None
 
     def __init__(self, holds: Holds) -> None:
+        """Look at `holds.closed` only after this: `close` sets it before it looks who is there."""
         self.received = Received()
         self._holds = holds
+        holds.add(self)
 
     @property
     def ended(self) -> bool:
@@ -47,20 +48,17 @@ class Holds:
     def __init__(self, client: WorkerClient) -> None:
         self.client = client
         self.closed = False
-        self._living: weakref.WeakSet[Hold] = weakref.WeakSet()
+        self._living: set[int] = set()  # by id, for this must not keep them alive; each takes its own out
 
-    def new(self) -> Hold:
-        """Look at `closed` only after this: `close` sets it before it looks at the holds."""
-        hold = Hold(self)
-        self._living.add(hold)
-        return hold
+    def add(self, hold: Hold) -> None:
+        self._living.add(id(hold))
 
     def close(self) -> None:
         self.closed = True
         self._close_when_unused()
 
     def forget(self, hold: Hold) -> None:
-        self._living.discard(hold)
+        self._living.discard(id(hold))
         if self.closed:
             self._close_when_unused()
 

@@ -26,6 +26,9 @@ _HEADER = struct.Struct("<IB3s")
 _ZEROS = bytes(3)
 _READ_BYTES = 64 << 10
 _FD_BYTES = array.array("i").itemsize
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # once: operations on Python's flags take microseconds
+_RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * _FD_BYTES)
 
 
@@ -85,7 +88,7 @@ class _Messages(deque[tuple[bytes, list[tuple[int, int, bytes]], int, Any]]):
         # No call in these two lines, so nothing can come between them: see kvpage.owned.
         owner += fds
         del self[0]
-        return data, bool(flags & socket.MSG_CTRUNC)
+        return data, bool(flags & _TRUNCATED)
 
     def close(self) -> None:
         owner = Descriptors()
@@ -128,7 +131,7 @@ class FrameReader:
 
         Raises `BlockingIOError` when a non-blocking socket has nothing, `ProtocolError` when descriptors were lost.
         """
-        keep(self._arrived, sock.recvmsg, _READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        keep(self._arrived, sock.recvmsg, _READ_BYTES, _ANCILLARY_BYTES, _RECEIVE_FLAGS)
         num_before = len(self._fds)
         data, is_truncated = self._arrived.move_fds(self._fds)
         self._data += data
@@ -144,7 +147,7 @@ class FrameReader:
         `sock` must have been given to `keep_urgent_data`.
         """
         data, _, flags, _ = sock.recvmsg(_READ_BYTES, 0, socket.MSG_PEEK)
-        if flags & socket.MSG_CTRUNC:  # there is no room for descriptors, so there are some
+        if flags & _TRUNCATED:  # there is no room for descriptors, so there are some
             raise ProtocolError("descriptors came where none may be sent: only role 'api' sends some, after its hello")
         if data:
             self.feed(sock.recv(len(data)))  # exactly what was seen: what came since may bring descriptors
@@ -252,14 +255,13 @@ class Outbox:
         return True
 
     def _send_some(self, sock: socket.socket, frame: _Outgoing) -> None:
-        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         if frame.fds:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", frame.fds))]
-            sent = sock.sendmsg([frame.rest], rights, flags)
+            sent = sock.sendmsg([frame.rest], rights, _SEND_FLAGS)
             close_fds(frame.fds)
             frame.fds = []
         else:
-            sent = sock.send(frame.rest, flags)
+            sent = sock.send(frame.rest, _SEND_FLAGS)
         self.num_bytes -= sent
         frame.rest = frame.rest[sent:]
         if not frame.rest:
