@@ -46,8 +46,9 @@ environment:
 dev: ## An editable install in .venv-dev
 	@$(BOOTSTRAP) dev
 
-lock: ## Resolve constraints.txt again (needs uv); torch stays out, engines choose their own
+lock: ## Resolve constraints.txt again (needs uv); torch and the cuda packages it pins stay out, engines choose their own
 	uv pip compile pyproject.toml --extra server --extra dev --universal --python-version 3.11 --upgrade \
+	  --no-emit-package cuda-bindings --no-emit-package cuda-core --no-emit-package cuda-pathfinder \
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file constraints.txt
 
 clean: ## Remove what the other targets made
