@@ -244,3 +244,37 @@ def test_layers_of_lfm2_may_be_named_by_type() -> None:
     full = written.pop("full_attn_idxs")
     types = ["full_attention" if index in full else "conv" for index in range(16)]
     assert read_model(written | {"layer_types": types}).layers == read_model(config("lfm2-1.2b")).layers
+
+
+def test_full_layers_of_llama_4_by_interval_and_by_type() -> None:
+    """An empty list, as published configs have it, means every fourth layer."""
+    ways: list[dict[str, Any]] = [{"no_rope_layers": []}, {"no_rope_layers": None, "layer_types": FOURTH}]
+    for written in ways:
+        text = config("llama-4-scout")["text_config"] | written
+        layers = read_model(config("llama-4-scout", text_config=text)).layers
+        assert layers == read_model(config("llama-4-scout")).layers
+
+
+FOURTH = (["chunked_attention"] * 3 + ["full_attention"]) * 12
+
+
+def test_windows_of_mimo_v2_by_type() -> None:
+    written = config("mimo-v2-flash")
+    types = ["sliding_attention" if flag else "full_attention" for flag in written.pop("hybrid_layer_pattern")]
+    assert read_model(written | {"layer_types": types}).layers == read_model(config("mimo-v2-flash")).layers
+
+
+def test_step_3_5_without_types_slides_in_every_second_layer() -> None:
+    written = config("step-3.5-flash")
+    del written["layer_types"], written["attention_other_setting"]
+    assert [layer["kind"] for layer in read_model(written).layers[:4]] == [SLIDING, FULL, SLIDING, FULL]
+    assert kinds(read_model(written | {"sliding_window": None}).layers) == {FULL: 45}
+
+
+def test_fp8_rows_of_deepseek_v4_may_be_asked_for_by_either_name() -> None:
+    rows = read_model(config("deepseek-v4-flash")).layers
+    for kv_dtype in ("fp8", "fp8_ds_mla"):
+        assert read_model(config("deepseek-v4-flash"), kv_dtype=kv_dtype).layers == rows
+    plain = read_model(config("deepseek-v4-flash"), kv_dtype="bfloat16")
+    assert plain.layers[0]["dtype"] == "bfloat16"
+    kvpage.plan(request(plain)).check()

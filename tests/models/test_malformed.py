@@ -35,6 +35,7 @@ WRONG: tuple[Any, ...] = (
     {"a": 1},
 )
 SEEDS = range(40)
+BIDIRECTIONAL, SPARSE, FLAGS = "use_bidirectional_attention", "sparse_attention_config", "sparse_attention_freq"
 
 
 def paths(value: Any, here: Path = ()) -> Iterator[Path]:
@@ -128,6 +129,13 @@ FIELDS = [
     ("kimi-linear-48b", "num_hidden_layers", 28),
     ("qwen3-next-80b-a3b", "full_attention_interval", 0),
     ("step-3.5-flash", "att_impl_type", "MLA"),
+    ("minimax-text-01", "layer_types", ["sliding_attention"] * 80),
+    ("qwen3-next-80b-a3b", "layer_types", ["sliding_attention"] * 48),
+    ("qwen3-next-80b-a3b", "linear_conv_kernel_dim", 1),
+    ("glm-4-9b-chat", "kv_channels", 64),
+    ("granite-4.0-h-small", "layer_types", None),
+    ("lfm2-1.2b", "full_attn_idxs", [16]),
+    ("deepseek-v4-flash", "compress_ratios", None),
 ]
 
 
@@ -158,6 +166,15 @@ def test_a_field_that_cannot_be_is_named(name: str, field: str, value: Any) -> N
             7,
             "/block_configs/0/attention/n_heads_in_group",
         ),
+        ("gemma-3n-e4b", ("text_config", "num_kv_shared_layers"), 35, "/text_config/num_kv_shared_layers"),
+        ("gemma-3n-e4b", ("text_config", "num_kv_shared_layers"), 31, "/text_config/num_kv_shared_layers"),
+        ("gemma-4-26b-a4b", ("text_config", BIDIRECTIONAL), "all", f"/text_config/{BIDIRECTIONAL}"),
+        ("step-3", ("text_config", "num_attention_groups"), 2, "/text_config/num_attention_groups"),
+        ("minimax-m3-like", ("text_config", SPARSE), ..., f"/text_config/{SPARSE}"),
+        ("minimax-m3-like", ("text_config", SPARSE, FLAGS), ..., f"/text_config/{SPARSE}/{FLAGS}"),
+        ("nemotron-h-8b", ("hybrid_override_pattern",), ..., "/hybrid_override_pattern"),
+        ("lfm2-1.2b", ("full_attn_idxs",), ..., "/layer_types"),
+        ("kimi-linear-48b", ("linear_attn_config", "kda_layers"), ..., "/linear_attn_config/kda_layers"),
         ("kimi-linear-48b", ("linear_attn_config", "num_heads"), ..., "/linear_attn_config/num_heads"),
         ("llama-3.1-8b", ("rope_scaling", "factor"), "8", "/rope_scaling/factor"),
         (
@@ -203,6 +220,28 @@ def test_a_config_without_a_model_type_is_refused(written: Any) -> None:
     with pytest.raises(SpecInvalid) as caught:
         read_model(written)
     assert [fault.pointer for fault in caught.value.errors] == ["/model_type"]
+
+
+def test_rates_beside_types_of_deepseek_v4_are_not_guessed_at() -> None:
+    written = config("deepseek-v4-flash", layer_types=["compressed_sparse_attention"] * 43, compress_rates={})
+    del written["compress_ratios"]
+    with pytest.raises(SpecInvalid) as caught:
+        read_model(written)
+    assert [fault.pointer for fault in caught.value.errors] == ["/compress_rates"]
+
+
+def test_a_pattern_of_thousands_of_layers_is_refused() -> None:
+    written = config("nemotron-h-8b", num_hidden_layers=None, layers_block_type=["mamba"] * 5000)
+    del written["hybrid_override_pattern"]
+    with pytest.raises(SpecInvalid) as caught:
+        read_model(written)
+    assert [fault.pointer for fault in caught.value.errors] == ["/layers_block_type"]
+
+
+def test_a_larger_model_whose_inside_may_be_anything_must_name_it() -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        read_model({"model_type": "internvl_chat", "llm_config": {"hidden_size": 8}})
+    assert [fault.pointer for fault in caught.value.errors] == ["/llm_config/model_type"]
 
 
 def test_a_family_without_published_defaults_wants_every_field() -> None:

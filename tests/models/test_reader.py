@@ -66,6 +66,11 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         read_model("meta-llama/Llama-3.1-8B")
 
 
+def test_a_file_that_cannot_be_read_is_said() -> None:
+    with pytest.raises(NotFound, match="cannot read"):
+        read_config(Path("/proc/self/mem"))  # a regular file whose first byte no read can give
+
+
 # changes to Llama 3.1 8B (131,072 positions) -> the longest request, as vLLM 0.24.0 derives it
 LENGTHS: list[tuple[dict[str, Any], int | None]] = [
     ({}, 131_072),
