@@ -116,7 +116,7 @@ def map_fd(driver: CudaDriver, device: CudaDevice, fd: int, size_bytes: int, *, 
 
 class _IpcRegion(Region):
     def __init__(
-        self, driver: CudaDriver, device: CudaDevice, handle: bytes, lifeline: int, address: int, size_bytes: int
+        self, driver: CudaDriver, device: CudaDevice, handle: bytes, lifeline: int | None, address: int, size_bytes: int
     ) -> None:
         super().__init__(address, size_bytes)
         self._driver = driver
@@ -128,18 +128,22 @@ class _IpcRegion(Region):
         with CONTEXTS.current(self._driver, self._device):
             self._driver.synchronize()
             IPC_TABLE.close(self._driver, self._handle)
-        os.close(self._lifeline)  # only now may the holder free the memory
+        if self._lifeline is not None:
+            os.close(self._lifeline)  # only now may the holder free the memory
 
 
 IPC_TABLE = IpcTable()
 
 
-def map_handle(driver: CudaDriver, device: CudaDevice, handle: bytes, fd: int, size_bytes: int) -> CudaMapping:
-    """Map the allocation that `handle` names. `fd`, which stays the caller's, keeps its holder from freeing it."""
+def map_handle(driver: CudaDriver, device: CudaDevice, handle: bytes, fd: int | None, size_bytes: int) -> CudaMapping:
+    """Map the allocation that `handle` names. `fd`, which stays the caller's, keeps its holder from freeing it; None
+    when something else does so until the mapping is `unmapped`.
+    """
     start_reaper()
     with CONTEXTS.current(driver, device), contextlib.ExitStack() as undo:
-        lifeline = os.dup(fd)
-        undo.callback(os.close, lifeline)
+        lifeline = None if fd is None else os.dup(fd)
+        if lifeline is not None:
+            undo.callback(os.close, lifeline)
         address = IPC_TABLE.open(driver, handle, size_bytes, device.uuid)
         undo.callback(quietly, IPC_TABLE.close, driver, handle)
         if (there_bytes := driver.allocation_bytes(address)) < size_bytes:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvpage._version import __version__
 from kvpage.planner.planner import plan as plan_request
-from kvpage_server import openapi, routes_health, routes_plans, routes_pools
+from kvpage_server import openapi, routes_health, routes_hold, routes_plans, routes_pools
 from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, secret_token
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.farewell import say_farewell
@@ -71,6 +71,7 @@ def create_app(
     )
     routes_plans.add_routes(app)
     routes_pools.add_routes(app)
+    routes_hold.add_routes(app)
     routes_health.add_routes(app)
     openapi.install(app)
     install_handlers(app)

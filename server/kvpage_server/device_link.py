@@ -15,6 +15,7 @@ from kvpage.errors import DeviceUnavailable, KvpageError, WorkerLost
 from kvpage.wire import messages
 from kvpage.wire.client import Reply, WorkerClient
 from kvpage_server.device_process import WatchedProcess, last_logged_line
+from kvpage_server.remote_hold import RemoteHold
 from kvpage_server.settings import Settings
 
 logger = logging.getLogger("kvpage.api")
@@ -132,6 +133,16 @@ class DeviceLink:
                 return client.ask(body, kind)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads.waiting, ask)
+
+    async def hold(self, pool_id: str) -> RemoteHold:
+        """A hold on a connection of its own, which the caller closes. Raises as `ask` does."""
+        self._require_ready()
+
+        def attach() -> RemoteHold:
+            path = self._settings.run_directory.worker_socket(self.device)
+            return RemoteHold(WorkerClient(path, client_name="a client over HTTP"), pool_id)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads.asking, attach)
 
     async def run(self) -> None:
         """Serve until cancelled."""

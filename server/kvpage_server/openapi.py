@@ -138,6 +138,14 @@ DELETE_POOL_ANSWERS: Answers = {
     204: {"description": "The memory is given back"},
     **problems(404, 409, 422, *_WORKER),
 }
+HOLD_ANSWERS: Answers = {
+    200: {
+        "description": "First an event `handle`, whose data is JSON: pool_id, plan_id, epoch, device_uuid, kind, "
+        "handle (64 bytes, base64), offset_bytes, size_bytes. Then comments, until either side ends the stream",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    },
+    **problems(404, 409, 422, *_WORKER),
+}
 TENSOR_ANSWERS = answers("PoolTensors", 404, 422, 429, *_WORKER)
 DEVICE_ANSWERS = answers("DeviceList", 422, 502)
 LIVE_ANSWERS = answers("Health")

@@ -22,6 +22,7 @@ from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server.device_link import WorkerThreads
 from kvpage_server.device_pools import Creation, DevicePools, NewPool
+from kvpage_server.remote_hold import RemoteHold
 from kvpage_server.settings import Settings
 
 logger = logging.getLogger("kvpage.api")
@@ -74,6 +75,11 @@ class Supervisor:
             checks.append(Check(name=f"pools:{device}", ok=not refused, detail=refused))
         return checks
 
+    @property
+    def stopping(self) -> asyncio.Event:
+        """Set when whoever waits should stop."""
+        return self._stopping
+
     async def devices(self) -> list[Device]:
         return list(await asyncio.gather(*(pools.describe() for pools in self._devices.values())))
 
@@ -112,6 +118,11 @@ class Supervisor:
         """
         owner, _ = await self._find(pool_id)
         return await owner.delete(pool_id, timeout_s=wait_s, force=force, stopping=self._stopping)
+
+    async def hold(self, pool_id: str) -> RemoteHold:
+        """Raises `NotSupported` for a pool whose memory no handle names."""
+        owner, _ = await self._find(pool_id)
+        return await owner.link.hold(pool_id)
 
     async def plan(self, plan_id: str) -> bytes:
         """The plan of a pool that is held. Raises `PlanNotFound`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from kvpage_server.worker_device import cuda_memory
 from support.api_service import ApiService
 from support.eventually import until
 from support.fakecuda import FakeDevice, FakeDevices, fake_uuid
-from support.fakecuda_here import devices_here, wrap_double
+from support.fakecuda_here import wrap_double
 from support.pools import PLAN, PLAN_ID, create_pool
 from support.worker_process import WorkerProcess, run_refused_worker
 from support.worker_thread import WorkerThread
@@ -37,16 +36,6 @@ def request(size_bytes: int = 4 * MIB) -> dict[str, Any]:
         "dtype": "bfloat16",
     }
     return {"strategy": "unify", "memory_bytes": size_bytes, "layers": [layer]}
-
-
-@pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDevices]:
-    """Two devices, on which nothing is left when the test ends."""
-    devices = devices_here()
-    for name, value in devices.env().items():
-        monkeypatch.setenv(name, value)
-    yield devices
-    until(lambda: not any(map(devices.used_bytes, devices.uuids)))
 
 
 def attach(run_dir: Path, name: str = "mimo", **options: Any) -> Attachment:
