@@ -54,7 +54,9 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             share.enter()
         except TooManyClients as error:
-            self.refuse(error)
+            self._is_refused = True
+            transport.write(self._answer(error))
+            transport.close()  # at once: what lingers takes a descriptor, and it is those that are short
             return
         self._share = share
         self._time_stage()

@@ -28,7 +28,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 CHUNKED_BODY = CHUNKED + b"%x\r\n%b\r\n" % (len(BODY), BODY)
 
 # As small as tests need them; each is reached by one of them.
-NARROW = {"max_connections": 4, "small_body_bytes": 1000, "max_large_bodies_bytes": 3000}
+NARROW = {"max_connections": 4, "small_body_bytes": 1000, "max_large_bodies_bytes": 3000, "linger_s": 60}
 HASTY = {"head_s": 0.3, "body_s": 0.3, "unread_s": 0.3}
 over = pytest.mark.parametrize("over", ["unix", "tcp"])
 
@@ -266,6 +266,15 @@ def test_each_kind_of_connection_has_a_share_and_keeps_the_other_open(narrow: Ap
             return client.answer().status_code == 200
 
     assert until(served)
+
+
+def test_connections_beyond_the_limit_take_no_descriptors(narrow: ApiService) -> None:
+    """Though their clients do not close them."""
+    idle_fds = narrow.num_fds()
+    with contextlib.ExitStack() as stack:
+        for _ in range(50):
+            stack.enter_context(RawHttp(narrow))
+        assert until(lambda: narrow.num_fds() <= idle_fds + 4)
 
 
 def test_large_bodies_share_a_budget_that_small_ones_do_not_need(narrow: ApiService) -> None:
