@@ -138,11 +138,12 @@ DELETE_POOL_ANSWERS: Answers = {
     204: {"description": "The memory is given back"},
     **problems(404, 409, 422, *_WORKER),
 }
+_HANDLE_EVENT = 'event: handle\ndata: {"kind": "cuda_ipc", "offset_bytes": 0, "size_bytes": 67108864, …}\n\n'
 HOLD_ANSWERS: Answers = {
     200: {
         "description": "First an event `handle`, whose data is JSON: pool_id, plan_id, epoch, device_uuid, kind, "
         "handle (64 bytes, base64), offset_bytes, size_bytes. Then comments, until either side ends the stream",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _HANDLE_EVENT}},
     },
     **problems(404, 409, 422, *_WORKER),
 }

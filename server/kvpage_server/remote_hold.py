@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from kvpage.errors import NotSupported, ProtocolError
+from kvpage.errors import Conflict, ProtocolError
 from kvpage.owned import Descriptors
 from kvpage.wire import messages
 from kvpage.wire.client import Received, WorkerClient
@@ -15,7 +15,7 @@ class RemoteHold:
     """A connection to the worker with one hold on it, and the memory's lifeline. Blocking until it is made."""
 
     def __init__(self, client: WorkerClient, pool_id: str) -> None:
-        """Owns `client`. Raises what the worker answers with, and `NotSupported` for memory that no handle names."""
+        """Owns `client`. Raises what the worker answers with, and `Conflict` for memory that no handle names."""
         self._client = client
         self._lifeline = Descriptors()
         try:
@@ -33,7 +33,7 @@ class RemoteHold:
             raise ProtocolError(f"the worker answered an attach with {type(attached).__name__}")
         chunk = attached.chunks[0]
         if not chunk.handle:
-            raise NotSupported(
+            raise Conflict(
                 f"memory of kind {chunk.kind} is named by a descriptor, which HTTP cannot carry; attach through the"
                 " worker's socket, or create the pool with handle kind cuda_ipc",
                 details={"handle_kind": chunk.kind},

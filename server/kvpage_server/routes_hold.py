@@ -21,7 +21,7 @@ COMMENT_S = 15.0
 def add_routes(app: FastAPI) -> None:
     app.add_api_route(
         "/v1/pools/{pool_id}/hold", hold_pool, methods=["GET"], operation_id="hold_pool",
-        summary="Hold a pool and get its handle", responses=openapi.HOLD_ANSWERS,
+        summary="Hold a pool and get its handle", responses=openapi.HOLD_ANSWERS, response_class=StreamingResponse,
     )  # fmt: skip
 
 

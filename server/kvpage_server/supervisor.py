@@ -120,7 +120,7 @@ class Supervisor:
         return await owner.delete(pool_id, timeout_s=wait_s, force=force, stopping=self._stopping)
 
     async def hold(self, pool_id: str) -> RemoteHold:
-        """Raises `NotSupported` for a pool whose memory no handle names."""
+        """Raises `Conflict` for a pool whose memory no handle names."""
         owner, _ = await self._find(pool_id)
         return await owner.link.hold(pool_id)
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import kvpage
-from kvpage.errors import Conflict, NotSupported, PoolNotFound
+from kvpage.errors import Conflict, PoolNotFound
 from kvpage.memory.cuda_device import find_device
 from kvpage.memory.cuda_driver import CudaDriver
 from kvpage.memory.cuda_mapping import map_handle
@@ -98,7 +98,7 @@ def test_memory_that_no_handle_names_is_refused(service: ApiService) -> None:
     pool_id = create(service)
     transport = httpx.HTTPTransport(uds=str(service.run_directory.api_socket))
     with httpx.Client(transport=transport, base_url="http://kvpage", timeout=60) as client:
-        body = assert_problem(client.get(f"/v1/pools/{pool_id}/hold"), NotSupported.code)
+        body = assert_problem(client.get(f"/v1/pools/{pool_id}/hold"), Conflict.code)
         assert "cuda_ipc" in body["detail"]
         assert_problem(client.get("/v1/pools/pool-0123456789abcdef/hold"), PoolNotFound.code)
     with service.client() as http:

@@ -36,7 +36,7 @@ def run(command: list[str], script: str, folder: Path, run_dir: Path) -> str:
 def test_the_shell_and_then_the_python_examples_run(no_leaks: None, run_dir: Path, tmp_path: Path) -> None:
     with ApiService(run_dir):
         shown = run(["bash", "-euo", "pipefail"], code("sh"), tmp_path, run_dir)
-        assert re.findall(r"(?:^|\})(\d{3})$", shown, re.MULTILINE) == ["304", "422", "204"]
+        assert re.findall(r"(?:^|\})(\d{3})$", shown, re.MULTILINE) == ["304", "409", "204"]
         assert re.findall(r'"code":"([a-z-]+)"', shown) == ["spec-invalid"]
         assert json.loads((tmp_path / "created.json").read_text())["state"] == "ready"
         assert '"status":"ready"' in shown

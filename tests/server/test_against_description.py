@@ -115,7 +115,8 @@ def test_every_operation_has_been_done_and_has_been_refused() -> None:
     if SEEN.keys() != described:
         pytest.skip("only when every test of this file has run")
     for label, statuses in SEEN.items():
-        assert min(statuses) < 300, label
+        # A stream is never done, and only memory of a GPU has handles: tests/cuda/test_hold.py opens it.
+        assert min(statuses) < 300 or label.endswith("/hold"), label
         assert max(statuses) >= 400, label
 
 
