@@ -33,8 +33,8 @@ def arm(pid: int, run_dir: Path) -> None:
 class DyingWorker(WorkerProcess):
     """Dies right before its `step`-th call of the system after `arm`; 0 for never."""
 
-    def __init__(self, run_dir: Path, step: int = 0) -> None:
-        super().__init__(run_dir, command=_command(run_dir, step, "worker"))
+    def __init__(self, run_dir: Path, step: int = 0, *, device: str = "host") -> None:
+        super().__init__(run_dir, device=device, command=_command(run_dir, step, "worker"))
 
     def arm(self) -> None:
         arm(self.pid, self.run_directory.path)
@@ -43,9 +43,9 @@ class DyingWorker(WorkerProcess):
 class DyingApi(ApiService):
     """Dies as `DyingWorker` does; its workers are somebody else's."""
 
-    def __init__(self, run_dir: Path, step: int = 0, *, wait_ready: bool = True) -> None:
+    def __init__(self, run_dir: Path, step: int = 0, *, device: str = "host", wait_ready: bool = True) -> None:
         command = _command(run_dir, step, "serve")
-        super().__init__(run_dir, "--external-workers", command=command, wait_ready=wait_ready)
+        super().__init__(run_dir, "--external-workers", "--device", device, command=command, wait_ready=wait_ready)
 
     def arm(self) -> None:
         arm(self.pid, self.run_directory.path)

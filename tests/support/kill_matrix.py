@@ -37,13 +37,13 @@ class Trial:
 class Scene:
     """A worker, a server that keeps its pools too, a pool with `TEXT` in it, and an engine that has it mapped."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, device: str = "host") -> None:
         self.run_dir = run_dir
-        self.worker: WorkerProcess = DyingWorker(run_dir)
-        self.api = DyingApi(run_dir)
+        self.device = device
+        self.worker: WorkerProcess = DyingWorker(run_dir, device=device)
+        self.api = DyingApi(run_dir, device=device)
         self.engine = RemoteClient()
-        with self.client() as client:
-            self.precious = client.create_pool(small_request(), name="precious")
+        self.precious = self.create("precious")
         self._attach_engine()
         self.engine.do("write", offset=4096, data=TEXT)
 
@@ -55,16 +55,20 @@ class Scene:
     def client(self) -> Client:
         return self.api.client()
 
+    def create(self, name: str) -> Pool:
+        with self.client() as client:
+            return client.create_pool(small_request(), device=self.device, name=name)
+
     def replace_worker(self, step: int = 0) -> None:
         """Kill it if it lives; the next one dies at `step` of what it does after `arm`."""
         if not self.worker.ended:
             self.worker.kill()
-        self.worker = DyingWorker(self.run_dir, step)
+        self.worker = DyingWorker(self.run_dir, step, device=self.device)
 
     def replace_api(self, step: int = 0) -> None:
         if not self.api.ended:
             self.api.kill()
-        self.api = DyingApi(self.run_dir, step)
+        self.api = DyingApi(self.run_dir, step, device=self.device)
 
     def arm_worker(self) -> None:
         assert isinstance(self.worker, DyingWorker)
@@ -98,9 +102,9 @@ class Scene:
             assert [pool.name for pool in client.pools()] == ["precious"]
             [device] = client.devices()
             assert device.reserved_bytes == self.precious.buffer_size_bytes
-        with self.worker.client() as direct:  # a memfd for the pool, and one for its control block
-            until(lambda: _num_memfds(self.worker.pid) == 2 and direct.request(messages.ListPools()))
-        until(lambda: _num_memfds(self.api.pid) == 2)
+        with self.worker.client() as direct:  # a descriptor of the pool's memory, and one of its control block
+            until(lambda: _num_memory_fds(self.worker.pid) == 2 and direct.request(messages.ListPools()))
+        until(lambda: _num_memory_fds(self.api.pid) == 2)
 
     def _attach_engine(self) -> None:
         self.engine.do("connect", socket=str(self.worker.socket_path), name="engine")
@@ -112,28 +116,28 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(run_dir: Path) -> Iterator[Scene]:
-    made = Scene(run_dir)
+def scene(run_dir: Path, device: str = "host") -> Iterator[Scene]:
+    made = Scene(run_dir, device)
     try:
         yield made
     finally:
         made.close()
 
 
-def _num_memfds(pid: int) -> int:
+def _num_memory_fds(pid: int) -> int:
+    """Descriptors of host memory, or of device memory as the driver double has it."""
     names = []
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             names.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-    return sum(name.startswith("/memfd:") for name in names)
+    return sum(name.startswith("/memfd:") or "/kvp-gpu-" in name for name in names)
 
 
 # --- what is done when the blow falls --------------------------------------------------------------------------------
 
 
 def create(on: Scene) -> None:
-    with on.client() as client:
-        assert client.create_pool(small_request(), name="fresh").state == "ready"
+    assert on.create("fresh").state == "ready"
 
 
 def delete(on: Scene) -> None:
@@ -220,7 +224,7 @@ def kill_worker_during_replacement(on: Scene, step: int) -> Trial:
     on.arm_worker()
     old = on.worker
     with contextlib.suppress(AssertionError):  # it got too little to serve
-        on.worker = WorkerProcess(on.run_dir, "--replace")
+        on.worker = WorkerProcess(on.run_dir, "--replace", device=on.device)
     survived = old.wait() == 0
     if on.worker is old:
         on.replace_worker()
@@ -248,7 +252,7 @@ def kill_api_while_it_learns(on: Scene, step: int) -> Trial:
     """While a new server asks the worker for its pools and takes duplicates of their descriptors."""
     on.api.kill()
     os.kill(on.worker.pid, signal.SIGSTOP)
-    on.api = DyingApi(on.run_dir, step, wait_ready=False)
+    on.api = DyingApi(on.run_dir, step, device=on.device, wait_ready=False)
     with on.client() as client:
         until(lambda: _answers(client))
         on.api.arm()

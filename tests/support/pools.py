@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 from kvpage.memory.base import Mapping
-from kvpage.memory.host import HostMemory
+from kvpage.memory.kinds import memory_kind
 from kvpage.wire import messages, succession
 from kvpage.wire.client import WorkerClient
 
@@ -24,8 +27,11 @@ def attach_pool(client: WorkerClient, name: str = "mimo") -> tuple[messages.Atta
     reply = client.request(messages.Attach(name=name))
     assert isinstance(reply.body, messages.Attached)
     [fd], [info] = reply.fds, reply.body.chunks
-    with HostMemory().import_chunk(fd, info.size_bytes) as chunk:
-        return reply.body, chunk.map()
+    try:
+        mapping = memory_kind(info.kind, info.device_uuid).map_chunk(fd, info.size_bytes, info.handle)
+    finally:
+        os.close(fd)
+    return reply.body, mapping
 
 
 def export_pool(client: WorkerClient, pool_id: str) -> tuple[list[messages.ChunkInfo], list[int]]:
@@ -41,4 +47,7 @@ def finish_adoption(client: WorkerClient) -> int:
 
 
 def contents(mapping: Mapping) -> memoryview:
-    return memoryview(mapping.claim).cast("B")
+    """The bytes, which keep the memory mapped. Device memory too: the driver double has it in host memory."""
+    array = (ctypes.c_ubyte * mapping.size_bytes).from_address(mapping.address)
+    array._claim = mapping.claim  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")

@@ -5,6 +5,7 @@ Needs kvpage and nothing else of the tests, so it also runs as another user and 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 from kvpage.errors import KvpageError
 from kvpage.memory.base import Mapping
-from kvpage.memory.host import HostMemory
+from kvpage.memory.kinds import memory_kind
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 
@@ -40,19 +41,21 @@ class Program:
         reply = self.client.request(messages.Attach(name=name, epoch=epoch))
         assert isinstance(reply.body, messages.Attached)
         [fd], [info] = reply.fds, reply.body.chunks
-        with HostMemory().import_chunk(fd, info.size_bytes) as chunk:
-            self.mapping = chunk.map()
+        self.mapping = memory_kind(info.kind, info.device_uuid).map_chunk(fd, info.size_bytes, info.handle)
+        os.close(fd)
         return {"hold_id": reply.body.hold_id, "pool_id": reply.body.pool.pool_id}
 
     def write(self, *, offset: int, data: str) -> dict[str, Any]:
         assert self.mapping is not None
         encoded = data.encode()
-        memoryview(self.mapping.claim).cast("B")[offset : offset + len(encoded)] = encoded
+        assert offset + len(encoded) <= self.mapping.size_bytes
+        ctypes.memmove(self.mapping.address + offset, encoded, len(encoded))
         return {}
 
     def read(self, *, offset: int, size_bytes: int) -> dict[str, Any]:
         assert self.mapping is not None
-        return {"data": bytes(memoryview(self.mapping.claim).cast("B")[offset : offset + size_bytes]).decode()}
+        assert offset + size_bytes <= self.mapping.size_bytes
+        return {"data": ctypes.string_at(self.mapping.address + offset, size_bytes).decode()}
 
     def become(self, *, uid: int, gid: int, groups: list[int]) -> dict[str, Any]:
         """For the rest of its life; a fresh interpreter of another user might not be allowed to read Python itself."""
