@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from kvpage.client.http import Client
 from kvpage.run_directory import RunDirectory
-from kvpage.wire.credentials import peer_of
 from support.worker_process import readable
 
 COMMAND = [sys.executable, "-m", "kvpage_server", "serve"]
@@ -109,15 +108,14 @@ class ApiService:
 
 
 def worker_pids(run_directory: RunDirectory) -> list[int]:
-    """Processes that listen at the worker sockets of a run directory."""
+    """Worker processes of a run directory, those too that have only been started and do not listen yet."""
+    wanted = {b"worker", os.fsencode(run_directory.path)}
     pids = []
-    for _, path in run_directory.worker_sockets():
-        with socket.socket(socket.AF_UNIX) as sock:
-            try:
-                sock.connect(str(path))
-            except OSError:
-                continue
-            pids.append(peer_of(sock).pid)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if wanted <= set(arguments):
+                pids.append(int(process.name))
     return pids
 
 
