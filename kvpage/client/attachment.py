@@ -8,7 +8,7 @@ from collections.abc import Mapping as ReadOnlyDict
 from typing import TYPE_CHECKING, Self
 
 from kvpage.client.hold import Hold
-from kvpage.client.views import BufferViews, ElementView, PlannedViews, Wrap
+from kvpage.client.views import BufferViews, ElementView, PlannedViews, Wrap, wrapped
 from kvpage.errors import NotFound, SpecInvalid, StaleHandle, shorten
 from kvpage.memory.base import Mapping
 from kvpage.plans import Plan
@@ -32,7 +32,7 @@ class Attachment:
         self._pool = pool
         self._pid = os.getpid()
         self._mapping: Mapping | None = mapping
-        self._tensors: Tensors | None = Tensors(views, BufferViews(wrap(mapping)))
+        self._tensors: Tensors | None = Tensors(views, BufferViews(wrapped(wrap, mapping)))
 
     def __repr__(self) -> str:
         return f"<Attachment to {self._pool.name!r} on {self._pool.device}, {'closed' if self.closed else 'open'}>"

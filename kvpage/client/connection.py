@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Self
 
@@ -15,10 +15,10 @@ from kvpage.client.finding import device_with, find_run_directory, served_socket
 from kvpage.client.hold import Hold, Holds
 from kvpage.client.patience import Patience
 from kvpage.client.views import PlannedViews, Wrap, wrap_mapping
-from kvpage.errors import KvpageError, ProtocolError, StaleHandle
+from kvpage.errors import KvpageError, ProtocolError, SpecInvalid, StaleHandle
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.kinds import memory_kind
-from kvpage.owned import Descriptors, keep
+from kvpage.owned import Descriptors
 from kvpage.plans import Plan
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages
@@ -147,6 +147,8 @@ class Connection:
         checked_text("name", name, max_bytes=MAX_NAME_BYTES)
         checked_optional("plan_id", plan_id)
         checked_optional("epoch", epoch)
+        if not callable(wrap):
+            raise SpecInvalid(f"wrap is a function from a mapping to a uint8 tensor, not {type(wrap).__name__}")
         hold = Hold(self._holds)
         try:
             if self._holds.closed:
@@ -180,13 +182,11 @@ class Connection:
 
     def _check_room_for_a_descriptor(self) -> None:
         """A descriptor that finds no room is lost, and the connection with it: ask for none then."""
-        room = Descriptors()
         try:
-            keep(room, os.dup, self._client.fileno())
+            deque(map(os.close, map(os.dup, (self._client.fileno(),))), maxlen=0)  # one call: see kvpage.owned
         except OSError as error:
             if error.errno != errno.EBADF:  # the connection has ended, which the request will say
                 raise system_error("attaching", error) from error
-        room.close()
 
     def _views(self, attached: messages.Attached, known: PlannedViews | None) -> PlannedViews:
         """The pool's plan, proven once and then remembered."""

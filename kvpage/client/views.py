@@ -12,7 +12,7 @@ except ImportError as error:
     raise ImportError("tensors need torch: pip install 'kvpage[torch]'") from error
 
 from kvpage.dtypes import item_size_bytes
-from kvpage.errors import InternalError, NotSupported, ProtocolError
+from kvpage.errors import InternalError, NotSupported, ProtocolError, SpecInvalid
 from kvpage.memory.base import Mapping
 from kvpage.memory.cuda_mapping import CudaMapping
 from kvpage.plans import Plan, TensorView
@@ -89,6 +89,19 @@ def _element_view(layer: str, view: TensorView, buffer_size_bytes: int) -> Eleme
         strides_elems=tuple(stride // item for stride in view.strides_bytes),
         offset_elems=view.offset_bytes // item,
     )
+
+
+def wrapped(wrap: Wrap, mapping: Mapping) -> torch.Tensor:
+    """What `wrap` makes of `mapping`. Raises `SpecInvalid` unless that is the uint8 tensor of all of it."""
+    base: object = wrap(mapping)
+    if not isinstance(base, torch.Tensor):
+        raise SpecInvalid(f"wrap returned {type(base).__name__}; it must return a uint8 tensor over the mapping")
+    if base.dtype != torch.uint8 or tuple(base.shape) != (mapping.size_bytes,) or not base.is_contiguous():
+        raise SpecInvalid(
+            f"wrap returned a tensor of {base.dtype}, shape {tuple(base.shape)}; it must be torch.uint8, shape"
+            f" ({mapping.size_bytes},), contiguous"
+        )
+    return base
 
 
 class BufferViews:

@@ -88,9 +88,10 @@ GUIDES: dict[str, Guide] = {
         title="The request contradicts what is there",
         meaning="Nothing was changed. `details` holds both sides of the contradiction.",
         when="A pool of that name exists with another plan; the expected `plan_id` is not the id this server plans; "
-        "a pool to be deleted still has holders; a pool to be attached is not ready yet.",
+        "a pool to be deleted still has holders; a pool to be attached is not ready yet; a signal handler or finaliser "
+        "attaches over a connection in the middle of a request of the same thread.",
         action="Look at `details`: choose another name, drop or correct the expected `plan_id`, or end the holders "
-        "it names.",
+        "it names. Give signal handlers and finalisers a connection of their own.",
     ),
     "not-enough-memory": Guide(
         title="The memory does not suffice",
@@ -155,14 +156,17 @@ GUIDES: dict[str, Guide] = {
     "rate-limited": Guide(
         title="Too many requests at once",
         meaning="The server is busy and refuses to queue more.",
-        when="Many plans are being computed already.",
-        action="Wait as long as `Retry-After` says, then send the same request again.",
+        when="Many plans are being computed already; or, in a Python client, other threads used a shared "
+        "connection for its whole `timeout_s`.",
+        action="Wait as long as `Retry-After` says, then send the same request again. Give threads that wait long a "
+        "connection each.",
     ),
     "internal": Guide(
         title="kvpage made a mistake",
         meaning="Something happened that the code says cannot happen. The cause is in the server's log.",
-        when="A bug in kvpage.",
-        action="Report it with the `request_id` and the lines of the log that carry it.",
+        when="A bug in kvpage; or the system refused something, such as another open file: the message names it.",
+        action="If the message names a limit, raise that (`ulimit -n`, `LimitNOFILE=`). Else report it with the "
+        "`request_id` and the lines of the log that carry it.",
     ),
     "protocol-error": Guide(
         title="A peer broke the worker protocol",

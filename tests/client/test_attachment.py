@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -176,6 +177,26 @@ def test_nothing_is_left_when_an_attach_fails_at_its_last_step(worker: WorkerPro
         assert Holdings.now().leaks_since(before) == []
         assert num_holders(worker, pool_id) == 0
         connection.attach("mimo").close()
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        None,
+        5,
+        lambda mapping: 5,
+        lambda mapping: None,
+        lambda mapping: torch.zeros(3, dtype=torch.uint8),
+        lambda mapping: wrap_mapping(mapping).view(torch.int8),
+        lambda mapping: wrap_mapping(mapping).view(2, -1),
+    ],
+)
+def test_a_wrap_that_makes_no_tensor_of_the_whole_is_refused(worker: WorkerProcess, wrap: Any) -> None:
+    pool_id = make_pool(worker, kvpage.plan(small_request()))
+    with pytest.raises(SpecInvalid, match="wrap"):
+        kvpage.attach("mimo", run_dir=str(worker.run_directory.path), wrap=wrap)
+    gc.collect()
+    assert num_holders(worker, pool_id) == 0
 
 
 @pytest.mark.parametrize(
