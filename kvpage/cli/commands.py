@@ -94,12 +94,15 @@ def doctor(
 def demo(
     memory: Annotated[str, typer.Option(help="Size of each pool.")] = "256MiB",
     keep: Annotated[Path | None, typer.Option(help="Run directory to use and leave; else a temporary one.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="host or cuda:N; else a GPU where one can be used.", show_default=False)
+    ] = None,
 ) -> None:
     """Plan two models, create their pools, and let unrelated processes write and check them."""
     from kvpage.cli.demo import run_demo
     from kvpage.cli.sizes import parse_bytes
 
-    run_demo(parse_bytes(memory), keep)
+    run_demo(parse_bytes(memory), keep, device)
 
 
 def _run_server(command: str, arguments: list[str]) -> None:

@@ -12,17 +12,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from kvpage.cli.demo_models import hybrid, target_and_draft
 from kvpage.cli.output import print_plan
 from kvpage.cli.sizes import format_bytes
 from kvpage.client.http import Client
-from kvpage.errors import InternalError
+from kvpage.errors import InternalError, KvpageError
+from kvpage.memory.cuda import probe
 from kvpage.planner.planner import plan as compute
 from kvpage.plans import LayerPlan, Plan
 
@@ -30,16 +33,21 @@ STEP_TIMEOUT_S = 120.0
 _console = Console(highlight=False, soft_wrap=True)
 
 
-def run_demo(memory_bytes: int, keep: Path | None) -> None:
-    """Plan two models, create their pools on a service of our own, write in one process, check in another."""
+def run_demo(memory_bytes: int, keep: Path | None, device: str | None = None) -> None:
+    """Plan two models, create their pools on a service of our own, write in one process, check in another.
+
+    `device`: None for a GPU where one can be used, else the host.
+    """
     _end_tidily()
-    with _run_directory(keep) as run_dir, _service(run_dir), Client(run_dir=run_dir) as client:
+    where, reason = (device, "as asked") if device else _best_device()
+    with _run_directory(keep) as run_dir, _service(run_dir, where), Client(run_dir=run_dir) as client:
+        _console.print(f"device {where}: {escape(reason)}")
         for name, title, request in (
             ("mimo", "MiMo: target heads of 192, draft heads of 128 (pages 3:2)", target_and_draft(memory_bytes)),
             ("qwen3-next", "Qwen3-Next 80B: attention and recurrent states", hybrid(memory_bytes)),
         ):
             _console.rule(title)
-            _run_model(client, run_dir, name, request)
+            _run_model(client, run_dir, where, name, request)
     _console.print("\n[bold]all values right[/], padding untouched, no process left behind")
 
 
@@ -57,7 +65,19 @@ def _end_tidily() -> None:
             signal.signal(each, end)
 
 
-def _run_model(client: Client, run_dir: str, name: str, request: dict[str, Any]) -> None:
+def _best_device() -> tuple[str, str]:
+    """`cuda:0` where its memory can be shared and torch can use it, else `host`; and the reason."""
+    try:
+        facts = probe("cuda:0")
+    except KvpageError as error:
+        return "host", error.message
+    if "cuda_vmm" in facts.unsupported or version("torch").endswith("+cpu"):
+        reason = facts.unsupported.get("cuda_vmm", "torch is a build without CUDA")
+        return "host", f"there is {facts.name}, but {reason}"
+    return "cuda:0", f"{facts.name}, {facts.uuid}"
+
+
+def _run_model(client: Client, run_dir: str, device: str, name: str, request: dict[str, Any]) -> None:
     started = time.perf_counter()
     plan = compute(request)
     planned_s = time.perf_counter() - started
@@ -65,7 +85,7 @@ def _run_model(client: Client, run_dir: str, name: str, request: dict[str, Any])
     _print_strides(plan)
 
     started = time.perf_counter()
-    pool = client.create_pool(request, device="host", name=name, plan_id=plan.plan_id)
+    pool = client.create_pool(request, device=device, name=name, plan_id=plan.plan_id)
     created_s = time.perf_counter() - started
     written = _process("write", name, run_dir)
     checked = _process("check", name, run_dir)
@@ -74,7 +94,7 @@ def _run_model(client: Client, run_dir: str, name: str, request: dict[str, Any])
     client.delete_pool(pool.id)
     _console.print(f"\nplanned in            {planned_s * 1e3:.1f} ms")
     _console.print(
-        f"pool created in       {created_s * 1e3:.0f} ms ({format_bytes(pool.buffer_size_bytes)}, host memory)"
+        f"pool created in       {created_s * 1e3:.0f} ms ({format_bytes(pool.buffer_size_bytes)} on {device})"
     )
     _console.print(f"attached in           {written['attach_s'] * 1e3:.1f} ms (connect, map, wrap; first use of torch)")
     _console.print(f"process {written['pid']:<7} wrote {written['values']:,} values through the views")
@@ -128,10 +148,11 @@ def _run_directory(keep: Path | None) -> Iterator[str]:
 
 
 @contextmanager
-def _service(run_dir: str) -> Iterator[None]:
+def _service(run_dir: str, device: str) -> Iterator[None]:
     """`kvpage serve` and its worker, ended when the block ends."""
     ready, told = os.pipe()
     command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", run_dir, "--ready-fd", str(told)]
+    command += ["--device", device]
     server = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[told], text=True
     )

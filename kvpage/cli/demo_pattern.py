@@ -40,6 +40,8 @@ def write_pool(kv: Attachment) -> int:
     for block, view, expected in _pages(kv):
         view[block] = expected
         written += expected.numel()
+    if kv.buffer.is_cuda:
+        torch.cuda.synchronize(kv.buffer.device)  # sharing gives no order: it is there for others only now
     return written
 
 
@@ -64,7 +66,8 @@ def _pages(kv: Attachment) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         for index, (view, tensor) in enumerate(zip(layer.tensors, kv.tensors[layer.name], strict=True)):
             by_block = tensor.movedim(view.block_axis, 0)
             shape = by_block.shape[1:]
-            counting = (torch.arange(shape.numel() + _MODULUS, dtype=torch.int32) % _MODULUS).to(tensor.dtype)
+            numbers = torch.arange(shape.numel() + _MODULUS, dtype=torch.int32, device=tensor.device)
+            counting = (numbers % _MODULUS).to(tensor.dtype)
             for block in blocks:
                 start = (number * 31 + index * 17 + block * 7) % _MODULUS
                 yield block, by_block, counting[start : start + shape.numel()].view(shape)
