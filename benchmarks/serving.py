@@ -1,4 +1,4 @@
-"""Plans from the server's cache, beside a server that answers the same requests with nothing, or with as many bytes."""
+"""Plans from the server's cache, beside servers that answer the same requests with nothing, or with as many bytes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ Send = Callable[[str, str, bytes | None, Mapping[str, str]], bytes]
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvpage-bench-") as folder, ExitStack() as stack:
         stack.enter_context(_server(folder))
-        stack.enter_context(_floor(f"{folder}/floor.sock"))
+        for kind in ("bare", "fastapi"):
+            stack.enter_context(_floor(f"{folder}/{kind}.sock", kind))
         api = str(RunDirectory(Path(folder)).api_socket)
         for make in (_by_httpx, _by_http_client):
-            ours, floor = make(api, stack), make(f"{folder}/floor.sock", stack)
+            ours, bare, framework = (
+                make(path, stack) for path in (api, f"{folder}/bare.sock", f"{folder}/fastapi.sock")
+            )
             for num_layers in (15, 53):
-                _measure(make.__name__.removeprefix("_by_"), num_layers, ours, floor)
+                _measure(make.__name__.removeprefix("_by_"), num_layers, ours, bare, framework)
 
 
-def _measure(client: str, num_layers: int, ours: Send, floor: Send) -> None:
+def _measure(client: str, num_layers: int, ours: Send, bare: Send, framework: Send) -> None:
     wanted = planning.request(num_layers)
     plan, body = kvpage.plan(wanted), json.dumps(wanted).encode()
     size_bytes = len(plan.to_json())
@@ -48,12 +51,13 @@ def _measure(client: str, num_layers: int, ours: Send, floor: Send) -> None:
     for method, path, sent in (("POST", "/v1/plans", body), ("GET", f"/v1/plans/{plan.plan_id}", None)):
         assert ours(method, path, sent, JSON) == plan.to_json()
         sides = {
-            f"empty {method}": _repeated(floor, method, path, sent, JSON),
-            f"{method} answered with {size_bytes:,} bytes": _repeated(floor, method, path, sent, sized),
+            f"empty {method}, FastAPI": _repeated(framework, method, path, sent, JSON),
+            f"empty {method}, bare server": _repeated(bare, method, path, sent, JSON),
+            f"{method} answered with {size_bytes:,} bytes": _repeated(bare, method, path, sent, sized),
             f"{method} answered with the plan": _repeated(ours, method, path, sent, JSON),
         }
         timings = [timing.divided(REQUESTS_PER_TURN) for timing in take_turns(sides, rounds=ROUNDS)]
-        print_table(f"{client}: a known plan of {num_layers} layers", timings, floor=f"empty {method}")
+        print_table(f"{client}: a known plan of {num_layers} layers", timings, floor=f"empty {method}, FastAPI")
 
 
 def _repeated(
@@ -100,8 +104,8 @@ def _server(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _floor(path: str) -> Iterator[None]:
-    command = [sys.executable, str(Path(floor_server.__file__)), path]
+def _floor(path: str, kind: str) -> Iterator[None]:
+    command = [sys.executable, str(Path(floor_server.__file__)), path, kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
