@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import kvpage
+from kvpage.cli.demo_models import target_and_draft
+from kvpage.cli.demo_pattern import check_pool, write_pool
 from kvpage.client.attachment import Attachment
 from kvpage.errors import Conflict, KvpageError, NotEnoughMemory, NotSupported, StaleHandle
 from kvpage.memory.cuda import CudaVmmMemory
@@ -17,7 +22,7 @@ from kvpage.wire import messages
 from kvpage_server.worker_device import cuda_memory
 from support.api_service import ApiService
 from support.eventually import until
-from support.fakecuda import FakeDevice, FakeDevices, fake_uuid
+from support.fakecuda import FakeDevice, FakeDevices, fake_uuid, live
 from support.fakecuda_here import wrap_double
 from support.pools import PLAN, PLAN_ID, create_pool
 from support.worker_process import WorkerProcess, run_refused_worker
@@ -233,3 +238,48 @@ def test_without_a_driver_a_device_is_refused_with_what_to_do(run_dir: Path) -> 
     refused = run_refused_worker(run_dir, "--device", "cuda:0")
     assert refused.returncode == 1
     assert "install the driver" in refused.stderr
+
+
+def test_a_plan_gives_the_same_bytes_on_a_device_as_on_the_host(devices: FakeDevices, run_dir: Path) -> None:
+    wanted = target_and_draft(8 * MIB)
+    with ApiService(run_dir, "--device", "cuda:0", "--device", "host") as service, service.client() as client:
+        for device in ("host", "cuda:0"):
+            client.create_pool(wanted, device=device, name=device)
+            with attach(run_dir, device) as writer:
+                write_pool(writer)
+            with attach(run_dir, device) as reader:
+                assert check_pool(reader).values > 0
+        with attach(run_dir, "host") as host, attach(run_dir, "cuda:0") as cuda:
+            assert torch.equal(host.buffer, cuda.buffer)
+
+
+def test_a_torch_without_cuda_is_told_and_nothing_is_left(devices: FakeDevices, run_dir: Path) -> None:
+    """The production wrap up to torch: cuda.core takes the memory for that of the device, this torch cannot use it."""
+    with ApiService(run_dir, "--device", "cuda:1") as service, service.client() as client:
+        pool = client.create_pool(request(), device="cuda:1", name="mimo")
+        before = live()
+        with pytest.raises(NotSupported, match="a build without CUDA"):
+            kvpage.attach("mimo", run_dir=str(run_dir), timeout_s=60)
+        until(lambda: client.get_pool(pool.id).num_holders == 0)
+        until(lambda: live() == before | {"contexts": live()["contexts"]})
+
+
+ATTACHING = ("cuInit", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")
+
+
+@pytest.mark.parametrize("function", ATTACHING)
+def test_a_client_that_dies_while_it_maps_leaves_nothing(function: str, devices: FakeDevices, run_dir: Path) -> None:
+    with WorkerProcess(run_dir, device="cuda:0") as worker, worker.client() as operator:
+        plan = kvpage.plan(request())
+        body = messages.CreatePool(
+            name="mimo", plan_id=plan.plan_id, plan=plan.to_json(), buffer_size_bytes=plan.buffer_size_bytes
+        )
+        pool = operator.ask(body, messages.PoolCreated).pool
+        operator.ask(messages.WaitPool(pool_id=pool.pool_id, timeout_s=60), messages.PoolState)
+        environment = os.environ | {"KVPAGE_FAKECUDA_FAULTS": f"{function}:1:kill"}
+        program = "import kvpage, sys; kvpage.attach('mimo', run_dir=sys.argv[1], wrap=lambda mapping: None)"
+        done = subprocess.run([sys.executable, "-c", program, str(run_dir)], env=environment, check=False)
+        assert done.returncode == -signal.SIGKILL
+        until(lambda: operator.ask(messages.FindPool(name="mimo"), messages.PoolState).num_holders == 0)
+        operator.request(messages.DeletePool(pool_id=pool.pool_id))
+        assert devices.used_bytes(devices.uuids[0]) == 0
