@@ -88,11 +88,20 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ControlRecord)
 
 
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+
+
+def control_block_bytes(record: ControlRecord) -> int:
+    """How large the control block is that holds `record`."""
+    return _aligned(_HEADER.size + len(_encoder.encode(record)))
+
+
 def write_control_block(record: ControlRecord, memory: HostMemory) -> Chunk:
     """A new control block that holds `record`."""
     data = _encoder.encode(record)
     end = _HEADER.size + len(data)
-    state_offset = -(-end // _STATE_ALIGNMENT) * _STATE_ALIGNMENT
+    state_offset = _aligned(end)
     header = _Header(record_bytes=len(data), state_offset=state_offset, state_bytes=0)
     with contextlib.ExitStack() as undo:
         block = undo.enter_context(memory.create(state_offset))

@@ -60,8 +60,9 @@ class Budget:
             limit = "left of --memory" if left_bytes <= there_bytes else "available on the device"
             free_bytes = max(0, min(left_bytes, there_bytes))
             raise NotEnoughMemory(
-                f"a pool of {size_bytes} bytes is asked for, {free_bytes} bytes are {limit} (limit {self.limit_bytes},"
-                f" reserved {self.reserved_bytes}); make the pool smaller, delete another or raise --memory",
+                f"a pool needs {size_bytes} bytes with its plan, {free_bytes} bytes are {limit} (limit"
+                f" {self.limit_bytes}, reserved {self.reserved_bytes}); make the pool smaller, delete another or raise"
+                " --memory",
                 details={"needed_bytes": size_bytes, "available_bytes": free_bytes, "limit_bytes": self.limit_bytes},
             )
         self.reserved_bytes += size_bytes

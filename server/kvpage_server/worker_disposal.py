@@ -39,6 +39,11 @@ class Disposal:
         """Sockets that are not closed yet."""
         return len(self._sockets) + self._num_busy
 
+    @property
+    def num_stuck(self) -> int:
+        """Sockets that will stay open for who knows how long: those that keep all threads busy, and all behind them."""
+        return self.num_open if self._num_busy == MAX_THREADS else 0
+
     def close(self, sock: socket.socket) -> None:
         """End the connection now, and give its descriptor back as soon as that can be done. Never blocks."""
         with contextlib.suppress(OSError):  # the other end is gone already

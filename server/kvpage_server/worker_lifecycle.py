@@ -32,6 +32,7 @@ class PoolLifecycle:
     def create(self, connection: Connection, request_id: int, body: messages.CreatePool) -> None:
         _check_create(body)
         self._check_room()
+        self._limits.check_plans(sum(len(pool.plan) for pool in self._pools) + len(body.plan))
         chunk = self._keeper.device.chunk(body.handle_kind, body.buffer_size_bytes)
         pool, created = self._pools.create(body.name, body.plan_id, body.plan, [chunk])
         if created:
@@ -83,13 +84,13 @@ class PoolLifecycle:
 
     def _forget(self, pool: Pool) -> messages.PoolDeleted:
         """The pool is gone, its memory is not: say who keeps it."""
+        memory = self._pools.forget(pool)
         reply = messages.PoolDeleted(
             pool_id=pool.pool_id,
             pinned_bytes=pool.reserved_bytes,
             num_holders=len(pool.holders),
             holders=list(pool.holders.values())[: messages.MAX_HOLDERS_NAMED],
         )
-        memory = self._pools.forget(pool)
         log(
             "pool_forgotten", level="warning", pool_id=pool.pool_id, name=pool.name, pinned_bytes=pool.reserved_bytes,
             pids=[holder.pid for holder in reply.holders],

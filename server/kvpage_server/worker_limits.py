@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 
-from kvpage.errors import TooManyClients
+from kvpage.errors import NotEnoughMemory, TooManyClients
 
 FDS_PER_POOL = 2  # chunk and control block
 
@@ -38,8 +38,21 @@ class Limits:
     """Of one connection: requests to be answered later."""
     max_pools: int = 1024
     """Of one worker, so that all of them fit into one reply, however long their names and those of their holders."""
+    max_plans_bytes: int = 512 << 20
+    """Of all pools together. A plan is kept twice, in the worker and in the control block, and where the device is not
+    the host no other limit counts that.
+    """
     max_fds: int = 1024
     """Descriptors this process may have open."""
+
+    def check_plans(self, plans_bytes: int) -> None:
+        """Raises `NotEnoughMemory` when the plans of all pools would take as much."""
+        if plans_bytes > self.max_plans_bytes:
+            raise NotEnoughMemory(
+                f"the plans of all pools would have {plans_bytes} bytes, at most {self.max_plans_bytes} are kept;"
+                " delete pools",
+                details={"needed_bytes": plans_bytes, "available_bytes": self.max_plans_bytes},
+            )
 
     def check_pools(self, num_pools: int) -> None:
         """Raises `TooManyClients` when no further pool may be made or adopted."""

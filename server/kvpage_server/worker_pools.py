@@ -10,6 +10,7 @@ hold has ended, because nobody can take memory back from a process that has mapp
 
 from __future__ import annotations
 
+import mmap
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 from kvpage.errors import Conflict, KvpageError, PoolNotFound, StaleHandle, shorten
 from kvpage.memory.base import Chunk
 from kvpage.wire.messages import MAX_HOLDERS_NAMED, ChunkInfo, Holder, PoolState, PoolStateName, WireError
-from kvpage_server.control_block import ControlRecord
+from kvpage_server.control_block import ControlRecord, control_block_bytes
 from kvpage_server.worker_budget import Budget
 
 
@@ -159,13 +160,22 @@ class PoolTable:
             self._require_same(there, plan_id, chunks)
             return there, False
         pool = Pool(pool_id=f"pool-{secrets.token_hex(8)}", name=name, plan_id=plan_id, plan=plan, chunks=chunks)
-        promised = sum(pool.size_bytes - pool.committed_bytes for pool in self if pool.state == "creating")
-        self.budget.reserve(pool.size_bytes, promised_bytes=promised)
-        pool.reserved_bytes = pool.size_bytes
+        promised = sum(pool.reserved_bytes - pool.committed_bytes for pool in self if pool.state == "creating")
+        needed_bytes = self._cost_bytes(pool)
+        self.budget.reserve(needed_bytes, promised_bytes=promised)
+        pool.reserved_bytes = needed_bytes
         if there is not None:
             self.remove(there)
         self._pools[pool.pool_id] = pool
         return pool, True
+
+    def _cost_bytes(self, pool: Pool) -> int:
+        """What a pool takes of its device. Of the host that is the pages of its buffer, its control block, and the copy
+        of its plan that this process keeps.
+        """
+        if self.device != "host":
+            return pool.size_bytes
+        return _buffer_pages(pool) + control_block_bytes(self.record(pool)) + _in_pages(len(pool.plan))
 
     def _require_same(self, pool: Pool, plan_id: str, chunks: Sequence[ChunkInfo]) -> None:
         if pool.state == "deleting":
@@ -198,11 +208,11 @@ class PoolTable:
             chunks=tuple(record.chunks),
             state="ready",
             committed_bytes=record.buffer_size_bytes,
-            reserved_bytes=record.buffer_size_bytes,
             memory=memory,
         )
         self.epoch = record.epoch  # of a table that had none of its own yet
-        self.budget.adopt(pool.size_bytes)
+        pool.reserved_bytes = self._cost_bytes(pool)
+        self.budget.adopt(pool.reserved_bytes)
         self._pools[pool.pool_id] = pool
         return pool
 
@@ -234,6 +244,9 @@ class PoolTable:
         """Part with a pool that is held. Returns the worker's own claim to the memory, to be closed."""
         pool.state = "deleting"
         memory, pool.memory = pool.memory, None
+        pinned_bytes = min(pool.reserved_bytes, _buffer_pages(pool))  # the control block is ours alone
+        self.budget.release(pool.reserved_bytes - pinned_bytes)
+        pool.reserved_bytes = pinned_bytes
         self._forgotten[pool.pool_id] = self._pools.pop(pool.pool_id)
         return memory
 
@@ -291,6 +304,14 @@ def with_handles(infos: Iterable[ChunkInfo], chunks: Iterable[Chunk]) -> tuple[C
 
 def _sizes(chunks: list[tuple[str, int]]) -> str:
     return ", ".join(f"{size_bytes} bytes of {kind}" for kind, size_bytes in chunks)
+
+
+def _in_pages(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _buffer_pages(pool: Pool) -> int:
+    return sum(_in_pages(chunk.size_bytes) for chunk in pool.chunks)
 
 
 def held(pool: Pool) -> Conflict:

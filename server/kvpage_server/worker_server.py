@@ -187,7 +187,7 @@ class Server:
         self._connections.add(Connection(sock, peer, self._loop, self._limits, self))
 
     def _check_room(self) -> None:
-        num_fds = len(self._connections) + self._disposal.num_open + FDS_PER_POOL * len(self._pools)
+        num_fds = len(self._connections) + self._disposal.num_stuck + FDS_PER_POOL * len(self._pools)
         limit = self._limits.max_fds_with_clients
         if num_fds >= limit:
             raise TooManyClients(

@@ -12,9 +12,9 @@ TIMEOUT_S = 60.0
 _PAUSE_S = 0.005
 
 
-def until(attempt: Callable[[], _Value | None]) -> _Value:
+def until(attempt: Callable[[], _Value | None], timeout_s: float = TIMEOUT_S) -> _Value:
     """The first result that counts as true. Raises AssertionError when there is none for very long."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while not (value := attempt()):
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(_PAUSE_S)

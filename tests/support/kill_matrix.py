@@ -44,6 +44,9 @@ class Scene:
         self.api = DyingApi(run_dir, device=device)
         self.engine = RemoteClient()
         self.precious = self.create("precious")
+        with self.client() as client:
+            [described] = client.devices()
+            self._reserved_bytes = described.reserved_bytes
         self._attach_engine()
         self.engine.do("write", offset=4096, data=TEXT)
 
@@ -101,7 +104,7 @@ class Scene:
         with self.client() as client:
             assert [pool.name for pool in client.pools()] == ["precious"]
             [device] = client.devices()
-            assert device.reserved_bytes == self.precious.buffer_size_bytes
+            assert device.reserved_bytes == self._reserved_bytes
         with self.worker.client() as direct:  # a descriptor of the pool's memory, and one of its control block
             until(lambda: _num_memory_fds(self.worker.pid) == 2 and direct.request(messages.ListPools()))
         until(lambda: _num_memory_fds(self.api.pid) == 2)

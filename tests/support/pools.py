@@ -14,6 +14,7 @@ PLAN_ID = "sha256:" + "0123456789abcdef" * 4
 OTHER_PLAN_ID = "sha256:" + "fedcba9876543210" * 4
 PLAN = b'{"made": "up"}'
 SIZE_BYTES = 1 << 20
+OVERHEAD_BYTES = 2 * 4096  # what a pool with this plan takes of the host beside its buffer: control block and plan
 
 
 def create_pool(client: WorkerClient, name: str = "mimo", *, size_bytes: int = SIZE_BYTES) -> messages.PoolState:

@@ -69,6 +69,7 @@ class WorkerThread:
         self._keeper = MemoryKeeper(self._loop, device or DeviceMemory.of(self.memory), HostMemory())
         self.pools = PoolTable("host", Budget(Fraction(1), self._keeper.device.available_bytes))
         self.disposal = Disposal()
+        self._draining = threading.Event()
         limits = limits or Limits()
         self._server = Server(self._endpoint, self.pools, self._keeper, self._loop, self.disposal, limits=limits)
         self._thread = threading.Thread(target=self._loop.run, name="worker")
@@ -94,7 +95,11 @@ class WorkerThread:
             go_on.set()
 
     def begin_drain(self) -> None:
-        self._loop.post(self._server.drain)
+        self._loop.post(self._drain)
+
+    def _drain(self) -> None:
+        self._server.drain()
+        self._draining.set()
 
     def close(self) -> None:
         """May be called twice."""
@@ -103,6 +108,7 @@ class WorkerThread:
         self._closed = True
         self.begin_drain()
         if self.gate is not None:
+            assert self._draining.wait(60)  # else a pool could become real when nobody is left to be told
             self.gate.open()
         self._thread.join()
         self._keeper.stop()

@@ -17,7 +17,7 @@ from kvpage.wire.channel import close_fds
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.messages import AdoptPool, ChunkInfo, PoolState
 from kvpage_server.control_block import ControlRecord, write_control_block
-from support.pools import PLAN, PLAN_ID, SIZE_BYTES, create_pool, export_pool
+from support.pools import OVERHEAD_BYTES, PLAN, PLAN_ID, SIZE_BYTES, create_pool, export_pool
 from support.worker_process import WorkerProcess
 
 EPOCH = "0123456789abcdef" * 2
@@ -79,7 +79,7 @@ def test_what_another_worker_left_is_adopted(keeper: WorkerClient, legacy: Legac
     assert (pool.pool_id, pool.name, pool.state) == ("pool-0123456789abcdef", "mimo", "ready")
     assert keeper.epoch == EPOCH
     device = keeper.ask(messages.DescribeDevice(), messages.DeviceState)
-    assert device.reserved_bytes == SIZE_BYTES
+    assert device.reserved_bytes == SIZE_BYTES + OVERHEAD_BYTES
 
 
 OFFSETS = {
@@ -238,7 +238,7 @@ def test_what_is_adopted_counts_even_beyond_the_budget(run_dir: Path, no_leaks: 
         assert legacy.offer(keeper).state == "ready"
         legacy.close()
         device = keeper.ask(messages.DescribeDevice(), messages.DeviceState)
-        assert (device.memory_limit_bytes, device.reserved_bytes) == (4096, SIZE_BYTES)
+        assert (device.memory_limit_bytes, device.reserved_bytes) == (4096, SIZE_BYTES + OVERHEAD_BYTES)
 
 
 def test_the_control_block_tells_who_keeps_it_what_the_pool_is(keeper: WorkerClient) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from kvpage.errors import NotEnoughMemory, SpecInvalid
+from kvpage.wire import messages
+from kvpage.wire.client import WorkerClient
 from kvpage_server.worker_budget import Budget, parse_memory
+from kvpage_server.worker_limits import Limits
+from support.pools import PLAN_ID
+from support.worker_process import WorkerProcess
+from support.worker_thread import WorkerThread
 
 GIB = 1 << 30
 
@@ -86,3 +94,47 @@ def test_a_limit_in_bytes_does_not_grow_with_what_is_adopted() -> None:
     with pytest.raises(NotEnoughMemory) as caught:
         budget.reserve(1, promised_bytes=0)
     assert caught.value.details["available_bytes"] == 0
+
+
+# --- what a pool takes beside its buffer -----------------------------------------------------------------------------
+
+
+def create(client: WorkerClient, name: str, plan_bytes: int) -> messages.PoolState:
+    """A pool of one byte."""
+    body = messages.CreatePool(name=name, plan_id=PLAN_ID, plan=b"x" * plan_bytes, buffer_size_bytes=1)
+    pool = client.ask(body, messages.PoolCreated).pool
+    return client.ask(messages.WaitPool(pool_id=pool.pool_id, timeout_s=60), messages.PoolState)
+
+
+def shared_bytes(pid: int) -> int:
+    """What the memfds of a process take."""
+    files = (os.stat(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd") if is_memfd(pid, fd))
+    return sum(status.st_blocks * 512 for status in files)
+
+
+def is_memfd(pid: int, fd: str) -> bool:
+    return "memfd:" in os.readlink(f"/proc/{pid}/fd/{fd}")
+
+
+def test_plans_and_control_blocks_count_and_bytes_count_as_pages(no_leaks: None, run_dir: Path) -> None:
+    plan_bytes = 100_000
+    with WorkerProcess(run_dir, "--memory", "1MiB") as worker, worker.client() as client:
+        num_pools = 0
+        with pytest.raises(NotEnoughMemory):
+            while num_pools < 100:
+                assert create(client, f"{num_pools}", plan_bytes).state == "ready"
+                num_pools += 1
+        state = client.ask(messages.DescribeDevice(), messages.DeviceState)
+        taken_bytes = shared_bytes(worker.pid) + num_pools * plan_bytes
+        assert 0 < taken_bytes <= state.reserved_bytes <= state.memory_limit_bytes == 1 << 20
+        for pool in client.ask(messages.ListPools(), messages.PoolList).pools:
+            client.request(messages.DeletePool(pool_id=pool.pool_id))
+        assert client.ask(messages.DescribeDevice(), messages.DeviceState).reserved_bytes == 0
+
+
+def test_plans_have_a_limit_of_their_own(no_leaks: None, run_dir: Path) -> None:
+    with WorkerThread(run_dir, limits=Limits(max_plans_bytes=1000)) as worker, worker.client() as client:
+        create(client, "one", 600)
+        with pytest.raises(NotEnoughMemory):
+            create(client, "two", 401)
+        create(client, "two", 400)

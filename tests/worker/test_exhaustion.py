@@ -37,6 +37,6 @@ def test_nothing_leaks(run_dir: Path, request: pytest.FixtureRequest) -> None:
 
 def test_the_check_of_what_is_left_fires(run_dir: Path) -> None:
     with pytest.raises(AssertionError, match="descriptors are left"):
-        with exhaustion._worker(run_dir) as worker:
+        with exhaustion._worker(run_dir, settle_s=0.05) as worker:
             left = worker.client()
     left.close()

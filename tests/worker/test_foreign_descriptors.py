@@ -171,7 +171,13 @@ def test_sockets_are_closed_although_others_are_stuck() -> None:
     for sock in quick:
         disposal.close(sock)
     until(lambda: disposal.num_open == len(stuck))
+    assert disposal.num_stuck == 0
     assert all(sock.fileno() == -1 for sock in quick)
+    stuck += [StuckSocket(gate), StuckSocket(gate)]
+    for sock in stuck[-2:]:
+        disposal.close(sock)
+    assert stuck[-2].closing.wait(60)
+    assert disposal.num_stuck == len(stuck) == MAX_THREADS + 1
     gate.set()
     disposal.stop()
     assert disposal.num_open == 0

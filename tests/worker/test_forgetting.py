@@ -10,7 +10,7 @@ from kvpage.errors import Conflict, NotEnoughMemory, PoolNotFound, StaleHandle
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from support.eventually import until
-from support.pools import attach_pool, create_pool
+from support.pools import OVERHEAD_BYTES, attach_pool, create_pool
 from support.worker_process import WorkerProcess
 from support.worker_thread import WorkerThread
 
@@ -47,7 +47,7 @@ def test_a_forgotten_pool_is_gone_and_its_memory_counts_until_it_is_unmapped(run
 
 
 def test_the_name_of_a_forgotten_pool_is_free_and_its_bytes_are_not(run_dir: Path) -> None:
-    with WorkerThread(run_dir, memory_bytes=2 * SIZE_BYTES) as worker, worker.client() as client:
+    with WorkerThread(run_dir, memory_bytes=2 * SIZE_BYTES + OVERHEAD_BYTES) as worker, worker.client() as client:
         old = create_pool(client, size_bytes=SIZE_BYTES)
         _, mapping = attach_pool(client)
         forget(client, old.pool_id)

@@ -25,6 +25,7 @@ LIMITS = Limits()
         f"not whole {LIMITS.frame_s:.0f} s after its first byte",
         f"may be {LIMITS.max_unfinished_bytes >> 20} MiB for all clients together",
         f"to those who read it within {LIMITS.end_s:.0f} s",
+        f"would have more than {LIMITS.max_plans_bytes >> 20} MiB",
         f"asks for nothing for {LIMITS.handover_s:.0f} s",
         "taken 80 % of the descriptors",
     ],

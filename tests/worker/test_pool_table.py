@@ -13,9 +13,10 @@ from kvpage.wire.messages import ChunkInfo
 from kvpage_server.control_block import ControlRecord
 from kvpage_server.worker_budget import Budget
 from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
-from support.pools import OTHER_PLAN_ID, PLAN, PLAN_ID
+from support.pools import OTHER_PLAN_ID, OVERHEAD_BYTES, PLAN, PLAN_ID
 
-LIMIT_BYTES = 10 * 4096
+OVERHEAD_PAGES = OVERHEAD_BYTES // 4096
+LIMIT_BYTES = (10 + 2 * OVERHEAD_PAGES) * 4096
 
 
 class NoMemory(Chunk):
@@ -59,7 +60,7 @@ class PoolTableMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abc"), pages=st.integers(1, 6), plan_id=st.sampled_from([PLAN_ID, OTHER_PLAN_ID]))
     def create(self, name: str, pages: int, plan_id: str) -> None:
         there = next((pool for pool in self.table if pool.name == name and pool.state != "failed"), None)
-        fits = sum(self.reserved.values()) + pages * 4096 <= LIMIT_BYTES
+        fits = sum(self.reserved.values()) + (pages + OVERHEAD_PAGES) * 4096 <= LIMIT_BYTES
         try:
             pool, created = self.table.create(name, plan_id, PLAN, chunk(pages))
         except Conflict:
@@ -73,7 +74,7 @@ class PoolTableMachine(RuleBasedStateMachine):
         assert created == (there is None)
         if created:
             assert fits
-            self.reserved[pool.pool_id] = pages * 4096
+            self.reserved[pool.pool_id] = (pages + OVERHEAD_PAGES) * 4096
 
     @precondition(lambda self: self.pools_in("creating"))
     @rule(data=st.data(), works=st.booleans())
@@ -163,7 +164,7 @@ def test_its_text_shows_states_holders_and_bytes(table: PoolTable) -> None:
     table.become_ready(pool, some_memory())
     table.hold(pool, pid=1, uid=2, client_name="x")
     assert "a: ready, 1 holders" in repr(table)
-    assert "4096 of 40960 bytes reserved" in repr(table)
+    assert f"{4096 + OVERHEAD_BYTES} of {LIMIT_BYTES} bytes reserved" in repr(table)
 
 
 def test_an_epoch_is_random_and_an_empty_table_takes_that_of_what_it_adopts(table: PoolTable) -> None:

@@ -11,7 +11,7 @@ from kvpage.errors import Conflict, Draining, NotEnoughMemory, PoolNotFound, Rat
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from kvpage_server.worker_limits import Limits
-from support.pools import PLAN, PLAN_ID, SIZE_BYTES, create_pool
+from support.pools import OVERHEAD_BYTES, PLAN, PLAN_ID, SIZE_BYTES, create_pool
 from support.raw_client import RawClient
 from support.worker_thread import Gate, WorkerThread
 
@@ -59,7 +59,7 @@ def test_creating_answers_before_the_memory_is_there(held_up: WorkerThread, gate
 def test_a_budget_that_is_promised_is_not_promised_again(held_up: WorkerThread, gate: Gate) -> None:
     with held_up.client() as client:
         begin(client, gate)
-        rest = held_up.memory.available - SIZE_BYTES
+        rest = held_up.memory.available - SIZE_BYTES - 2 * OVERHEAD_BYTES
         for size_bytes, allowed in [(rest + 1, False), (rest, True)]:
             body = messages.CreatePool(name="other", plan_id=PLAN_ID, plan=PLAN, buffer_size_bytes=size_bytes)
             if allowed:

@@ -22,7 +22,7 @@ from kvpage.errors import (
 from kvpage.wire import messages
 from kvpage.wire.channel import close_fds
 from kvpage.wire.client import WorkerClient
-from support.pools import OTHER_PLAN_ID, PLAN, PLAN_ID, SIZE_BYTES, attach_pool, contents, create_pool
+from support.pools import OTHER_PLAN_ID, OVERHEAD_BYTES, PLAN, PLAN_ID, SIZE_BYTES, attach_pool, contents, create_pool
 from support.remote_client import RemoteClient
 from support.worker_process import WorkerProcess, run_refused_worker
 
@@ -87,7 +87,7 @@ def test_creating_the_same_pool_again_finds_it(worker: WorkerProcess) -> None:
         body = messages.CreatePool(name="mimo", plan_id=PLAN_ID, plan=PLAN, buffer_size_bytes=SIZE_BYTES)
         again = client.ask(body, messages.PoolCreated)
         assert (again.created, again.pool.pool_id) == (False, pool.pool_id)
-        assert describe(client).reserved_bytes == SIZE_BYTES
+        assert describe(client).reserved_bytes == SIZE_BYTES + OVERHEAD_BYTES
 
 
 @pytest.mark.parametrize(("plan_id", "size_bytes"), [(OTHER_PLAN_ID, SIZE_BYTES), (PLAN_ID, SIZE_BYTES + 1)])
@@ -167,9 +167,9 @@ def test_more_than_the_budget_is_refused_at_once_and_what_is_deleted_counts_agai
         pool = create_pool(client, "one", size_bytes=2 << 20)
         with pytest.raises(NotEnoughMemory) as caught:
             create_pool(client, "two", size_bytes=2 << 20)
-        assert caught.value.details["needed_bytes"] == 2 << 20
-        assert caught.value.details["available_bytes"] == 1 << 20
-        create_pool(client, "small", size_bytes=1 << 20)
+        assert caught.value.details["needed_bytes"] == (2 << 20) + OVERHEAD_BYTES
+        assert caught.value.details["available_bytes"] == (1 << 20) - OVERHEAD_BYTES
+        create_pool(client, "small", size_bytes=(1 << 20) - 2 * OVERHEAD_BYTES)
         client.ask(messages.DeletePool(pool_id=pool.pool_id), messages.PoolDeleted)
         assert create_pool(client, "two", size_bytes=2 << 20).state == "ready"
 
