@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from kvpage.cli.demo_ending import Ending
 from kvpage.cli.demo_models import hybrid, target_and_draft
 from kvpage.cli.output import print_plan
 from kvpage.cli.sizes import format_bytes
@@ -31,6 +30,7 @@ from kvpage.plans import LayerPlan, Plan
 
 STEP_TIMEOUT_S = 120.0
 _console = Console(highlight=False, soft_wrap=True)
+_ENDING = Ending()
 
 
 def run_demo(memory_bytes: int, keep: Path | None, device: str | None = None) -> None:
@@ -38,7 +38,7 @@ def run_demo(memory_bytes: int, keep: Path | None, device: str | None = None) ->
 
     `device`: None for a GPU where one can be used, else the host.
     """
-    _end_tidily()
+    _ENDING.begin()
     where, reason = (device, "as asked") if device else _best_device()
     with _run_directory(keep) as run_dir, _service(run_dir, where), Client(run_dir=run_dir) as client:
         _console.print(f"device {where}: {escape(reason)}")
@@ -49,20 +49,6 @@ def run_demo(memory_bytes: int, keep: Path | None, device: str | None = None) ->
             _console.rule(title)
             _run_model(client, run_dir, where, name, request)
     _console.print("\n[bold]all values right[/], padding untouched, no process left behind")
-
-
-def _end_tidily() -> None:
-    """Let the first signal that ends the demo also end what it started. Closing a terminal may send several."""
-    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
-    def end(number: int, _: FrameType | None) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    for each in signals:
-        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
-            signal.signal(each, end)
 
 
 def _best_device() -> tuple[str, str]:
@@ -153,17 +139,22 @@ def _service(run_dir: str, device: str) -> Iterator[None]:
     ready, told = os.pipe()
     command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", run_dir, "--ready-fd", str(told)]
     command += ["--device", device]
-    server = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[told], text=True
-    )
-    os.close(told)
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.close, ready)
+        with _ENDING.held_back():  # no signal may come between its start and who is to end it
+            server = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[told],
+                text=True,
+            )  # fmt: skip
+            stack.callback(_end, server)
+        os.close(told)
         _wait_until_ready(ready, server)
         yield
-    finally:
-        os.close(ready)
-        server.terminate()
-        server.communicate(timeout=STEP_TIMEOUT_S)
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    server.terminate()
+    server.communicate(timeout=STEP_TIMEOUT_S)
 
 
 def _wait_until_ready(ready: int, server: subprocess.Popen[str]) -> None:
@@ -172,5 +163,5 @@ def _wait_until_ready(ready: int, server: subprocess.Popen[str]) -> None:
     if readable and os.read(ready, 1):
         return
     server.terminate()
-    _, messages = server.communicate(timeout=STEP_TIMEOUT_S)
+    messages = server.stderr.read() if server.stderr else ""
     raise InternalError(f"kvpage serve did not become ready:\n{messages.strip()}")

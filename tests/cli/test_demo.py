@@ -99,3 +99,15 @@ def test_the_null_block_belongs_to_nobody(pool: kvpage.Attachment) -> None:
     assert sorted(owned) == list(range(1, pool.plan.num_blocks))
     first = pool.plan.layers[pool.plan.groups[0].layers[0]]
     assert bool((pool.buffer[: first.page_size_bytes] == UNTOUCHED).all())
+
+
+def test_a_signal_that_comes_while_it_is_held_back_ends_the_process_afterwards() -> None:
+    program = (
+        "import os, signal; from kvpage.cli.demo_ending import Ending; ending = Ending(); ending.begin()\n"
+        "with ending.held_back():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('still here', flush=True)\n"
+        "print('too far')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "still here\n")
