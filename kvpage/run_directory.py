@@ -13,6 +13,7 @@ from kvpage.errors import PermissionDenied, SpecInvalid, TooLarge, shorten
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path in <sys/un.h> is 108 bytes, the last one a zero
 SYSTEM_RUN_DIRECTORY = Path("/run/kvpage")
+API_SOCKET = "kvpage.sock"
 
 _DEVICE = re.compile(r"host|cuda:\d{1,4}|[A-Za-z][A-Za-z0-9._-]{0,79}")
 _NUMBERED = re.compile(r"cuda-(\d{1,4})")
@@ -71,7 +72,7 @@ class RunDirectory:
 
     @property
     def api_socket(self) -> Path:
-        return checked_socket_path(self.path / "kvpage.sock")
+        return checked_socket_path(self.path / API_SOCKET)
 
     def worker_socket(self, device: str) -> Path:
         return checked_socket_path(self.path / f"worker-{device_file_name(device)}.sock")
@@ -91,8 +92,10 @@ class RunDirectory:
     def create(self, group: int | None = None) -> None:
         """Make the folder: mode 0700, or 0750 and owned by the group id `group`.
 
-        A folder that exists is used as it is, unless another user owns it or others may write to it.
+        A folder that exists is used as it is, unless another user owns it or others may write to it. Raises `TooLarge`
+        before anything is made when no socket can be in it, `PermissionDenied`.
         """
+        checked_socket_path(self.path / API_SOCKET)
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -107,7 +110,7 @@ class RunDirectory:
 
 def _has_socket_for_us(path: Path) -> bool:
     """Whether a server or worker there admits this user: connecting to a Unix socket takes the right to write to it."""
-    sockets = [path / "kvpage.sock", *path.glob("worker-*.sock")]
+    sockets = [path / API_SOCKET, *path.glob("worker-*.sock")]
     return any(os.access(socket, os.W_OK) and socket.is_socket() for socket in sockets)
 
 

@@ -26,11 +26,11 @@ from typing import Self
 
 import msgspec
 
-from kvpage.errors import ProtocolError, shorten
+from kvpage.errors import ProtocolError, SpecInvalid, shorten
 from kvpage.memory.base import Chunk
 from kvpage.memory.host import HostMemory
 from kvpage.wire.messages import MAX_PLAN_BYTES, ChunkInfo
-from kvpage.wire.values import Epoch, Name, PlanId, PoolId, Value
+from kvpage.wire.values import Epoch, Name, PlanId, PoolId, Value, check_name
 
 MAX_BLOCK_BYTES = 16 << 20
 
@@ -71,11 +71,16 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def unpack(cls, data: bytes, block_bytes: int) -> tuple[Self, bytes]:
-        magic, version, header_bytes, record_bytes, state_offset, state_bytes, _, digest = _HEADER.unpack(data)
+        magic, version, header_bytes, record_bytes, state_offset, state_bytes, zeros, digest = _HEADER.unpack(data)
         if magic != _MAGIC:
             raise ProtocolError(f"not a control block: it begins with {magic.hex()}")
         if version != _VERSION or header_bytes != _HEADER.size:
             raise ProtocolError(f"a control block of version {version}; this worker reads version {_VERSION}")
+        if zeros != bytes(8) or state_offset % _STATE_ALIGNMENT:
+            raise ProtocolError(
+                f"a control block with {zeros.hex()} where zeros belong, or with its state at {state_offset}, which is"
+                f" no multiple of {_STATE_ALIGNMENT}"
+            )
         if not _HEADER.size + record_bytes <= state_offset <= state_offset + state_bytes <= block_bytes:
             raise ProtocolError(
                 f"a control block of {block_bytes} bytes cannot have a record of {record_bytes} bytes and"
@@ -140,4 +145,8 @@ def _read(block: Chunk) -> ControlRecord:
         raise ProtocolError(f"the record of a control block cannot be read: {shorten(str(error))}") from error
     if not record.chunks or len(record.plan) > MAX_PLAN_BYTES:
         raise ProtocolError(f"a control block with {len(record.chunks)} chunks and a plan of {len(record.plan)} bytes")
+    try:
+        check_name("pool name", record.name)
+    except SpecInvalid as error:
+        raise ProtocolError(f"the record of a control block has a wrong name: {error.message}") from error
     return record

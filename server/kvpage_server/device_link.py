@@ -97,6 +97,11 @@ class DeviceLink:
         return f"<DeviceLink {self.device} {self.state} {self._process!r}>"
 
     @property
+    def process_pid(self) -> int | None:
+        """Of the worker; None when there is none, or the kernel cannot name it."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def is_ready(self) -> bool:
         return self.ready.is_set()
 
@@ -206,8 +211,9 @@ class DeviceLink:
         await self._last_process_gone()
         process = WatchedProcess.start(self._settings, self.device)
         self._replace_process(process)
-        if not await process.wait_ready():
-            raise DeviceUnavailable(f"its worker ended when it started{self._exit_text()}")
+        why_not = await process.wait_ready()
+        if why_not is not None:
+            raise DeviceUnavailable(f"its worker ended when it started{self._exit_text(why_not)}")
         return await self._in_thread(self._new_client)
 
     async def _last_process_gone(self) -> None:
@@ -234,13 +240,30 @@ class DeviceLink:
         self._process = process
 
     async def _until_lost(self) -> None:
-        while not await self._lost_within(self._tick_s):
+        while True:
+            if await self._lost_within(self._tick_s):
+                if not self._was_replaced():
+                    return
+                await self._follow_successor()
             try:
                 await self._owner.tick()
             except (WorkerLost, DeviceUnavailable):
                 raise
             except KvpageError as error:  # an answer, so the worker is there
                 logger.warning("device %s: its worker answered %s: %s", self.device, error.code, error.message)
+
+    def _was_replaced(self) -> bool:
+        """Whether the worker has ended and its successor goes on with this connection."""
+        has_ended = self._process is not None and self._process.ended.is_set()
+        return has_ended and self._client is not None and not self._client.ended and not self._broken.is_set()
+
+    async def _follow_successor(self) -> None:
+        """It has the connection and every pool already; only who it is must be found out, by connecting once more."""
+        client = await self._in_thread(self._new_client)
+        self._watch(client)
+        self._served_process = self._process
+        logger.info("device %s: worker %d has taken over", self.device, client.welcome.worker_pid)
+        client.close()
 
     async def _lost_within(self, timeout_s: float) -> bool:
         signs = [self._broken] if self._process is None else [self._broken, self._process.ended]
@@ -262,14 +285,15 @@ class DeviceLink:
             logger.warning("device %s: %s", self.device, detail)
         self.state, self.detail = "lost", detail
 
-    def _exit_text(self) -> str:
-        """Status and last words of a worker of ours that has ended."""
+    def _exit_text(self, last_words: str = "") -> str:
+        """Status and last words of a worker of ours that has ended; if they are not known, from its log."""
         status = None if self._process is None else self._process.exit_status
         if status is None:
             return ""
         if status < 0:
             return f", killed by signal {-status}"
-        return f" with status {status}; its last words: {last_logged_line(self._settings, self.device)}"
+        last_words = last_words or last_logged_line(self._settings, self.device)
+        return f" with status {status}; its last words: {last_words}"
 
     # --- the client, in threads --------------------------------------------------------------------------------------
 

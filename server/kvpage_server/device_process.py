@@ -14,12 +14,12 @@ from typing import Self
 
 from kvpage.wire.credentials import peer_of, pidfd_of
 from kvpage_server.settings import Settings
+from kvpage_server.worker_log import open_log
 
 LOG_TAIL_BYTES = 2000
 
 # Marks a worker as started by a server, so that the server's successor knows it may end it too.
 SERVER_MARK = "KVPAGE_WORKER_OF_SERVER"
-_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class WatchedProcess:
@@ -76,21 +76,24 @@ class WatchedProcess:
         """Of a child that has ended; negative for a signal."""
         return None if self._child is None else self._child.poll()
 
-    async def wait_ready(self) -> bool:
-        """After `start`: wait until clients can connect. False when the process has ended instead."""
+    async def wait_ready(self) -> str | None:
+        """After `start`: wait until clients can connect, and return None. When the process has ended instead: why, or
+        "" when it could not say.
+        """
         assert self._ready_fd is not None  # only for what `start` made, and only once
         fd, self._ready_fd = self._ready_fd, None
         readable = asyncio.Event()
         self._loop.add_reader(fd, readable.set)
         try:
             await readable.wait()
-            is_ready = bool(os.read(fd, 1))
+            told = os.read(fd, 4096).decode("utf-8", "replace").strip()
         finally:
             self._loop.remove_reader(fd)
             os.close(fd)
-        if not is_ready:
-            await self.ended.wait()
-        return is_ready
+        if told == "ready":
+            return None
+        await self.ended.wait()
+        return told
 
     async def end(self, *, grace_s: float) -> None:
         """Ask it to end, and kill it when it has not ended after `grace_s`."""
@@ -137,11 +140,6 @@ def last_line_of(path: Path) -> str:
     except OSError:
         lines = []
     return lines[-1] if lines else "(none)"
-
-
-def open_log(path: Path) -> int:
-    """A descriptor to append to the log, owned by the caller."""
-    return os.open(path, _LOG_FLAGS, 0o600)
 
 
 def _spawn(settings: Settings, device: str, ready_fd: int) -> subprocess.Popen[bytes]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvpage.errors import SpecInvalid, shorten
-from kvpage.run_directory import RunDirectory, device_file_name
+from kvpage.run_directory import RunDirectory
 from kvpage_server.access import is_loopback
 from kvpage_server.intake import IntakeLimits
 from kvpage_server.unix_group import gid_of
@@ -51,7 +51,7 @@ class Settings:
         if not self.devices or len(set(self.devices)) != len(self.devices):
             raise SpecInvalid(f"devices {list(self.devices)} must be at least one, each once")
         for device in self.devices:
-            device_file_name(device)
+            self.run_directory.worker_socket(device)  # refuses odd names and long paths before anything is made
         if self.port is not None and not 0 <= self.port <= 65535:
             raise SpecInvalid(f"port {self.port} is not between 0 and 65535")
         if self.port is not None and self.token_file is None and not is_loopback(self.host):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import stat
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 
 from kvpage.errors import KvpageError
 from kvpage.memory.host import HostMemory
@@ -21,7 +20,7 @@ from kvpage_server.worker_device import DeviceMemory, cuda_memory, host_memory
 from kvpage_server.worker_disposal import Disposal
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_limits import Limits, raise_fd_limit
-from kvpage_server.worker_log import log
+from kvpage_server.worker_log import StartReport, log, shorten_own_log, write_line
 from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
 from kvpage_server.worker_pools import PoolTable
@@ -29,6 +28,7 @@ from kvpage_server.worker_server import Server
 from kvpage_server.worker_takeover import Estate, Takeover
 
 ADOPTION_S = 10.0
+LOG_CHECK_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +43,20 @@ class WorkerOptions:
     """How long clients wait for pools that outlived the worker before this one to be handed over."""
     replace: bool = False
     """Take over from a worker that runs."""
-    ready_fd: int | None = None
-    """Descriptor to write one line to, and close, when clients can connect."""
+    report: StartReport = field(default_factory=lambda: StartReport(None))
+    """Is told when clients can connect."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT. Returns the exit status: 0, or 1 when it could not start."""
     arguments = _parser().parse_args(argv)
+    report = StartReport(arguments.ready_fd)
     try:
-        options = _options(arguments)
+        options = _options(arguments, report)
         run(options, host_memory() if options.device == "host" else cuda_memory(options.device))
     except (KvpageError, OSError) as error:
-        sys.stderr.write(f"kvpage worker: {error}\n")
+        write_line(f"kvpage worker: {error}")
+        report.tell(str(error))
         return 1
     return 0
 
@@ -83,6 +85,7 @@ def run(options: WorkerOptions, memory: DeviceMemory, limits: Limits | None = No
         if estate is not None and takeover is not None:
             _move_in(endpoint, pools, server, takeover, estate)
         _announce(options, endpoint, pools)
+        _keep_log_short(loop, options.run_directory.worker_log(options.device))
         loop.run()
     log("ended")
 
@@ -127,16 +130,18 @@ def _move_in(endpoint: Endpoint, pools: PoolTable, server: Server, takeover: Tak
     endpoint.own(pools.epoch if is_kept and len(pools) else None)
 
 
+def _keep_log_short(loop: Loop, path: Path) -> None:
+    shorten_own_log(path)
+    loop.call_after(LOG_CHECK_S, lambda: _keep_log_short(loop, path))
+
+
 def _announce(options: WorkerOptions, endpoint: Endpoint, pools: PoolTable) -> None:
     limit_bytes = pools.budget.limit_bytes
     log("listening", device=options.device, socket=endpoint.path, epoch=pools.epoch, memory_limit_bytes=limit_bytes)
-    if options.ready_fd is not None:
-        with contextlib.suppress(OSError):  # who asked may be gone; that is no reason to end
-            os.write(options.ready_fd, b"ready\n")
-        os.close(options.ready_fd)
+    options.report.tell("ready")
 
 
-def _options(arguments: argparse.Namespace) -> WorkerOptions:
+def _options(arguments: argparse.Namespace, report: StartReport) -> WorkerOptions:
     device_file_name(arguments.device)
     return WorkerOptions(
         run_directory=RunDirectory.default(arguments.run_dir),
@@ -145,7 +150,7 @@ def _options(arguments: argparse.Namespace) -> WorkerOptions:
         group=None if arguments.group is None else gid_of(arguments.group),
         adopt_within_s=arguments.adopt_within,
         replace=arguments.replace,
-        ready_fd=arguments.ready_fd,
+        report=report,
     )
 
 
@@ -169,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--replace", action="store_true", help="take over from the worker that runs")
     parser.add_argument(
-        "--ready-fd", type=int, metavar="FD", help="write a line to this descriptor when clients can connect"
-    )
+        "--ready-fd", type=int, metavar="FD",
+        help="write a line to this descriptor: ready when clients can connect, or why not",
+    )  # fmt: skip
     return parser

@@ -13,7 +13,8 @@ from kvpage.errors import KvpageError, WorkerLost
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages, succession
 from kvpage.wire.client import WorkerClient
-from kvpage_server.device_process import SERVER_MARK, last_line_of, open_log
+from kvpage_server.device_process import SERVER_MARK, last_line_of
+from kvpage_server.worker_log import open_log
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,9 +72,10 @@ def _start_successor(runs: RunDirectory, device: str, environment: dict[str, str
         os.close(worker_fd)
         os.close(log_fd)
     with open(ready_fd, "rb") as ready:
-        if not ready.read(1):
-            status, last = child.wait(), last_line_of(runs.worker_log(device))
-            raise WorkerLost(f"the new worker ended with status {status}; its last words: {last}")
+        told = ready.readline().decode("utf-8", "replace").strip()
+    if told != "ready":
+        status, last = child.wait(), told or last_line_of(runs.worker_log(device))
+        raise WorkerLost(f"the new worker ended with status {status}; its last words: {last}")
 
 
 def _environment_of(pid: int) -> dict[str, str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 
-from kvpage.errors import ProtocolError
+from kvpage.errors import ProtocolError, shorten
 from kvpage.memory.base import Chunk
 from kvpage.memory.host import HostMemory
 from kvpage.wire.channel import close_fds
@@ -32,14 +33,25 @@ def import_pool(
         control, record = adopt_control_block(left.pop(0), control_memory)
         undo.enter_context(control)
         if record.device != device:
-            raise ProtocolError(f"the control block is of device {record.device}, this worker serves {device}")
+            raise ProtocolError(f"the control block is of device {shorten(record.device)}, this worker serves {device}")
         if record.chunks != list(chunks):
             raise ProtocolError(
                 f"the control block describes chunks {_without_handles(record.chunks)}, handed over were"
                 f" {_without_handles(chunks)}"
             )
+        pool_memory = PoolMemory(chunks=tuple(imported), control=control)
+        if device == "host" and len(files_of(pool_memory)) < len(fds):
+            raise ProtocolError(
+                f"{len(fds)} descriptors name {len(files_of(pool_memory))} files; each chunk and the control block is a"
+                " file of its own"
+            )
         undo.pop_all()
-        return record, PoolMemory(chunks=tuple(imported), control=control)
+        return record, pool_memory
+
+
+def files_of(memory: PoolMemory) -> set[tuple[int, int]]:
+    """What host memory is, whatever descriptors name it."""
+    return {(status.st_dev, status.st_ino) for status in (os.fstat(chunk.fd) for chunk in memory.all)}
 
 
 def _without_handles(chunks: Sequence[ChunkInfo]) -> list[tuple[str, int, str]]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
-from kvpage.errors import NotFound, SpecInvalid, StaleHandle, TooManyClients
+from kvpage.errors import Conflict, NotFound, SpecInvalid, StaleHandle, TooManyClients
 from kvpage.memory.base import Chunk
 from kvpage.wire import messages
 from kvpage.wire.channel import close_fds
 from kvpage_server.worker_connection import Connection
-from kvpage_server.worker_import import import_pool
+from kvpage_server.worker_import import files_of, import_pool
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_memory import MemoryKeeper
-from kvpage_server.worker_pools import Pool, PoolTable
+from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
 
 
 class PoolSharing:
@@ -106,11 +106,21 @@ class PoolSharing:
         )
         with contextlib.ExitStack() as undo:
             undo.callback(memory.close)
+            self._require_new(memory)
             pool = self._pools.adopt(record, memory)
             undo.pop_all()
         self._on_kept()
         log("pool_adopted", pool_id=pool.pool_id, name=pool.name, size_bytes=pool.size_bytes, epoch=self._pools.epoch)
         connection.reply(request_id, self._pools.describe(pool))
+
+    def _require_new(self, memory: PoolMemory) -> None:
+        """Raises `Conflict` for host memory that another pool has already."""
+        if self._pools.device != "host":
+            return
+        files = files_of(memory)
+        for pool in self._pools:
+            if pool.memory is not None and files & files_of(pool.memory):
+                raise Conflict(f"pool {pool.pool_id} has this memory already", details={"pool_id": pool.pool_id})
 
 
 def _exported(chunks: Iterable[Chunk]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -133,11 +134,16 @@ def make_read_only(legacy: Legacy) -> int:
     return os.open(f"/proc/self/fd/{legacy.chunk.fd}", os.O_RDONLY)
 
 
+def make_path_only(legacy: Legacy) -> int:
+    return os.open(f"/proc/self/fd/{legacy.chunk.fd}", os.O_PATH)
+
+
 STRANGERS: dict[str, Callable[[Legacy], int]] = {
     "a pipe": make_pipe,
     "not sealed": make_unsealed,
     "too small": make_smaller,
     "read only": make_read_only,
+    "a path only": make_path_only,
 }
 
 
@@ -251,3 +257,64 @@ def test_the_control_block_tells_who_keeps_it_what_the_pool_is(keeper: WorkerCli
     assert PLAN in os.pread(fds[-1], record_bytes, header_bytes)
     assert chunks == [INFO]
     close_fds(fds)
+
+
+# --- what is odd though it adds up -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("name", ["\x1b[2J", "two\nlines", "💣" * 65], ids=["escape", "newline", "too long"])
+def test_a_name_that_no_client_could_give_is_refused(keeper: WorkerClient, name: str) -> None:
+    legacy = Legacy(record(name=name))
+    with pytest.raises(ProtocolError) as caught:
+        legacy.offer(keeper)
+    assert caught.value.message.isprintable()
+    legacy.close()
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("offset", range(40, 48))
+def test_reserved_bytes_must_be_zero(keeper: WorkerClient, legacy: Legacy, offset: int) -> None:
+    os.pwrite(legacy.control.fd, b"\1", offset)
+    with pytest.raises(ProtocolError):
+        legacy.offer(keeper)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_state_begins_at_a_page(keeper: WorkerClient, legacy: Legacy) -> None:
+    [record_bytes] = struct.unpack("<Q", os.pread(legacy.control.fd, 8, 16))
+    head = struct.pack("<8sIIQQQ8x", b"KVPGCTRL", 1, 80, record_bytes, 4090, 0)
+    data = os.pread(legacy.control.fd, record_bytes, 80)
+    os.pwrite(legacy.control.fd, head + hashlib.sha256(head + bytes(32) + data).digest(), 0)
+    with pytest.raises(ProtocolError, match="4090"):
+        legacy.offer(keeper)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_control_block_is_no_chunk(keeper: WorkerClient) -> None:
+    with HostMemory().create(4096) as placeholder:
+        info = ChunkInfo(kind="memfd", size_bytes=placeholder.size_bytes)
+        legacy = Legacy(record(chunks=[info]))
+        assert legacy.control.size_bytes == info.size_bytes
+        with pytest.raises(ProtocolError, match="1 files"):
+            legacy.offer(keeper, info=info, fds=[legacy.control.fd, legacy.control.fd])
+        legacy.close()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_one_memfd_is_not_several_chunks(keeper: WorkerClient) -> None:
+    legacy = Legacy(record(chunks=[INFO, INFO]))
+    fds = [legacy.chunk.fd, legacy.chunk.fd, legacy.control.fd]
+    with pytest.raises(ProtocolError, match="2 files"):
+        keeper.ask(AdoptPool(chunks=[INFO, INFO]), PoolState, fds)
+    legacy.close()
+
+
+def test_one_memfd_is_not_several_pools(worker: WorkerProcess, keeper: WorkerClient, legacy: Legacy) -> None:
+    legacy.offer(keeper)
+    before = worker.num_fds()
+    other = Legacy(record(name="other", pool_id="pool-fedcba9876543210"))
+    with pytest.raises(Conflict, match="has this memory"):
+        legacy.offer(keeper, fds=[legacy.chunk.fd, other.control.fd])
+    other.close()
+    assert worker.settles_at(before, keeper)

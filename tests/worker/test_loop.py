@@ -93,14 +93,14 @@ def test_so_many_posts_that_the_wake_up_socket_is_full_are_all_run(loop: Loop) -
     assert len(ran) == 5000
 
 
-def test_a_callback_that_raises_is_logged_and_the_loop_goes_on(loop: Loop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_callback_that_raises_is_logged_and_the_loop_goes_on(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
     def bad() -> None:
         raise ValueError("a bug")
 
     loop.post(bad)
     loop.post(loop.stop)
     loop.run()
-    assert '"event": "internal_error"' in capsys.readouterr().err
+    assert '"event": "internal_error"' in capfd.readouterr().err
 
 
 def test_a_socket_closed_by_an_earlier_callback_of_the_round_is_not_called(loop: Loop) -> None:
