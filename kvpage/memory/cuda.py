@@ -17,7 +17,7 @@ import time
 from functools import cached_property
 from typing import ClassVar
 
-from kvpage.errors import NotSupported, ProtocolError, StaleHandle
+from kvpage.errors import KvpageError, NotSupported, ProtocolError, StaleHandle, error_from_code, shorten
 from kvpage.memory.base import Chunk, MemoryKind, Progress, checked_size, no_progress
 from kvpage.memory.cuda_child import IPC_UNIT_BYTES, DeviceFacts
 from kvpage.memory.cuda_device import CudaDevice, find_device
@@ -31,7 +31,11 @@ def probe(device: str) -> DeviceFacts:
 
     Raises `NotSupported` when there is no driver, `NotFound` when there is no such device.
     """
-    return DeviceFacts(**run_task("probe", device).message["facts"])
+    try:
+        return DeviceFacts(**run_task("probe", device).message["facts"])
+    except KvpageError as error:
+        text = f"device {shorten(device)} cannot be used: {error.message}"
+        raise error_from_code(error.code, text, details=error.details) from error
 
 
 class _Mapper:

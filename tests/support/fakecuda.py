@@ -182,7 +182,7 @@ class FakeDevices:
         prefix = uuid.UUID(device_uuid[4:]).hex
         with (self.folder / "ledger").open("a") as ledger:
             fcntl.flock(ledger, fcntl.LOCK_SH)
-            return sum(chunk.stat().st_size for chunk in self.folder.glob(f"{prefix}-*") if _is_held(chunk))
+            return sum(_held_bytes(chunk) for chunk in self.folder.glob(f"{prefix}-*"))
 
     def log(self) -> list[Call]:
         """Every call so far, in order, of the processes that log. Fails when none was told to."""
@@ -210,12 +210,15 @@ class FakeDevices:
         self.close()
 
 
-def _is_held(chunk: Path) -> bool:
-    """Whether any open file has locked the chunk's first byte; see tests/fakecuda/chunks.c."""
+def _held_bytes(chunk: Path) -> int:
+    """Size of a chunk whose first byte any open file has locked (tests/fakecuda/chunks.c), else 0."""
     wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-    with chunk.open("r+b") as file:
-        found = fcntl.fcntl(file, _F_OFD_GETLK, wanted)
-    return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+    try:
+        with chunk.open("r+b") as file:
+            found = fcntl.fcntl(file, _F_OFD_GETLK, wanted)
+            return os.fstat(file.fileno()).st_size if struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK else 0
+    except FileNotFoundError:  # its owner has freed it since it was listed
+        return 0
 
 
 class _Counts(ctypes.Structure):
