@@ -14,6 +14,7 @@ from kvpage_server.settings import Settings
 
 _BACKLOG = 2048
 _PROBE_S = 2.0
+_SO_PASSRIGHTS = 83  # asm-generic/socket.h, Linux 6.16; no constant in Python
 
 
 class Listeners:
@@ -89,6 +90,10 @@ def _unix_socket(path: Path, group_gid: int | None) -> socket.socket:
         if group_gid is not None:
             os.chown(path, -1, group_gid)
             path.chmod(0o660)
+        # Descriptors have no business in HTTP. Without this the kernel closes them in the event loop's thread, and a TCP
+        # socket that lingers stops that for as long as its sender likes; older kernels know no way to refuse them.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
         sock.listen(_BACKLOG)
         undo.pop_all()
         return sock

@@ -7,11 +7,12 @@ import fcntl
 import os
 import re
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from kvpage.errors import Conflict
+from kvpage.errors import Conflict, PermissionDenied
 from kvpage.run_directory import RunDirectory
 from kvpage_server.worker_log import log
 
@@ -119,6 +120,8 @@ def _locked(path: Path, device: str) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, fd)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise PermissionDenied(f"the lock {path} is not a regular file; remove it, or choose another --run-dir")
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -18,6 +18,7 @@ from kvpage.wire.channel import header
 from kvpage.wire.client import WorkerClient
 from kvpage_server.worker_disposal import MAX_THREADS, Disposal
 from kvpage_server.worker_limits import Limits
+from support.api_service import ApiService
 from support.eventually import until
 from support.pools import attach_pool, create_pool
 from support.raw_client import RawClient
@@ -140,6 +141,28 @@ def test_a_worker_ends_while_strangers_linger(worker: WorkerProcess) -> None:
                 send_and_forget(client, sock, header(100, 1))
             os.kill(worker.pid, signal.SIGTERM)
         assert worker.wait() == 0
+
+
+def test_the_server_takes_no_descriptors_over_http(run_dir: Path) -> None:
+    """Where the kernel can refuse them: Linux 6.16."""
+    with ApiService(run_dir) as service, socket.socket(socket.AF_UNIX) as client, lingering() as stranger:
+        if not can_refuse_descriptors(client):
+            pytest.skip("this kernel has no SO_PASSRIGHTS")
+        client.connect(str(service.run_directory.api_socket))
+        with pytest.raises(PermissionError):
+            socket.send_fds(client, [b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"], [stranger.fileno()])
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+        stranger.setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )  # it is ours, so we would wait
+
+
+def can_refuse_descriptors(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.getsockopt(socket.SOL_SOCKET, 83))
+    except OSError:
+        return False
 
 
 class StuckSocket(socket.socket):

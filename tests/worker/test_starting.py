@@ -124,6 +124,13 @@ def test_a_fifo_that_somebody_reads_is_no_log_either(run_dir: Path) -> None:
     os.close(reader)
 
 
+def test_only_a_regular_file_is_a_lock(run_dir: Path) -> None:
+    os.mkfifo(RunDirectory(run_dir).worker_lock("host"))
+    outcome = run_refused_worker(run_dir, "--device", "host")
+    assert outcome.returncode == 1
+    assert "not a regular file" in outcome.stderr
+
+
 def test_a_long_log_is_put_aside_when_a_worker_is_started(run_dir: Path) -> None:
     path, aside = run_dir / "worker.log", run_dir / "worker.log.1"
     path.write_bytes(b"x" * MAX_LOG_BYTES)
