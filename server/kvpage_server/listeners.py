@@ -90,8 +90,8 @@ def _unix_socket(path: Path, group_gid: int | None) -> socket.socket:
         if group_gid is not None:
             os.chown(path, -1, group_gid)
             path.chmod(0o660)
-        # Descriptors have no business in HTTP. Without this the kernel closes them in the event loop's thread, and a TCP
-        # socket that lingers stops that for as long as its sender likes; older kernels know no way to refuse them.
+        # Descriptors have no business in HTTP. Without this the kernel closes them in the event loop's thread, which a
+        # TCP socket that lingers stops for as long as its sender likes; older kernels know no way to refuse them.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
         sock.listen(_BACKLOG)
