@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 # -E: no setting of an active environment decides where kvpage is installed.
 BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 
+# A file of tests stays in one process: some of its tests look at what the others of it did.
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
+
 .PHONY: help demo test test-long test-gpu gpu-check reliability bench lint environment dev lock clean
 .DEFAULT_GOAL := help
 
@@ -18,10 +21,10 @@ demo: ## Plan two models, share their memory between processes, check every valu
 	@$(BIN)/kvpage demo
 
 test: lint ## Check style, types and the installed wheel (the default tier)
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 test-long: lint ## The same with 10,000 random examples for each property
-	$(BIN)/pytest --tier long
+	$(BIN)/pytest --tier long $(SIDE_BY_SIDE)
 
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu tests/gpu

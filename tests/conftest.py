@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -53,6 +54,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="runs in the long tier: make test-long"))
         if item.get_closest_marker("gpu") and not NVIDIA_DRIVER.exists():
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA driver: {NVIDIA_DRIVER} is absent"))
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: no collection of a leak check needs to walk all of torch again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

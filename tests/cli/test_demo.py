@@ -29,13 +29,13 @@ def test_the_demo_plans_shares_and_checks_two_models() -> None:
 
 @pytest.mark.parametrize("to_group", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_demo_that_is_told_to_end_leaves_nothing(tmp_path: Path, number: signal.Signals, to_group: bool) -> None:
+def test_a_demo_that_is_told_to_end_leaves_nothing(run_dir: Path, number: signal.Signals, to_group: bool) -> None:
     """Ended as soon as its server is there: the server, its worker and their folder go with it. A terminal that is
-    closed tells all of them, more than once.
+    closed tells all of them, more than once. In `run_dir`, as a socket's path has room for no long folder.
     """
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip(f"{number.name} is ignored here, and so in every child")
-    environment = os.environ | {"TMPDIR": str(tmp_path), "COLUMNS": "100"}
+    environment = os.environ | {"TMPDIR": str(run_dir), "COLUMNS": "100"}
     command = [*COMMAND, "demo", "--memory", "64MiB"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, start_new_session=True) as demo:
         assert demo.stdout is not None
@@ -44,8 +44,8 @@ def test_a_demo_that_is_told_to_end_leaves_nothing(tmp_path: Path, number: signa
             (os.killpg if to_group else os.kill)(demo.pid, number)
         demo.stdout.read()
         assert demo.wait(60) == 128 + number
-    assert list(tmp_path.iterdir()) == []
-    assert processes_naming(tmp_path) == []
+    assert list(run_dir.iterdir()) == []
+    assert processes_naming(run_dir) == []
 
 
 def processes_naming(path: Path) -> list[str]:

@@ -75,7 +75,7 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t
 }
 
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
-    ENTER(NEEDS_CONTEXT, "device=%d", contexts_check() == CUDA_SUCCESS ? contexts_device() : -1);
+    ENTER(NEEDS_CONTEXT, "free=%p total=%p", (void *)free_bytes, (void *)total_bytes);
     if (free_bytes == NULL || total_bytes == NULL) LEAVE(CUDA_ERROR_INVALID_VALUE);
     const struct device *device = devices_at(contexts_device());
     uint64_t used_bytes;

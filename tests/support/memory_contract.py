@@ -16,8 +16,6 @@ from kvpage.errors import ProtocolError, SpecInvalid, StaleHandle
 from kvpage.memory.base import Chunk, Mapping, MemoryKind
 from support.checkout import ROOT
 
-gc.freeze()  # torch brings half a million objects: no collection of a leak check needs to walk them again
-
 SIZE_BYTES = 3 * 4096 + 100  # no multiple of a page
 
 
