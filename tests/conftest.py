@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +57,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA driver: {NVIDIA_DRIVER} is absent"))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    repeated = [node_id for node_id, count in Counter(item.nodeid for item in session.items).items() if count > 1]
+    if repeated:  # of those only one would run when the suite runs in several processes
+        raise pytest.UsageError(f"tests with the same id: {', '.join(repeated)}")
+    freeze()
+
+
+def freeze() -> None:
     """What has been imported by now stays: no collection of a leak check needs to walk all of torch again."""
     gc.collect()
     gc.freeze()
