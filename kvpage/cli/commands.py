@@ -78,13 +78,14 @@ def worker(context: typer.Context) -> None:
 
 @app.command()
 def doctor(
+    run_dir: pools.RunDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Say what of this machine kvpage can use, having tried it. Exit status 1 when something does not work."""
     from kvpage.cli.doctor import print_report
     from kvpage.doctor.report import examine
 
-    findings = examine()
+    findings = examine(run_dir)
     print_report(findings, as_json=as_json)
     if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kvpage.cli.demo_models import hybrid, target_and_draft
 from kvpage.cli.output import print_plan
 from kvpage.cli.sizes import format_bytes
 from kvpage.client.http import Client
-from kvpage.errors import InternalError, KvpageError
+from kvpage.errors import InternalError, KvpageError, NotSupported
 from kvpage.memory.cuda import probe
 from kvpage.planner.planner import plan as compute
 from kvpage.plans import LayerPlan, Plan
@@ -39,9 +40,12 @@ def run_demo(memory_bytes: int, keep: Path | None, device: str | None = None) ->
     `device`: None for a GPU where one can be used, else the host.
     """
     _ENDING.begin()
+    for package, extra in (("uvicorn", "server"), ("torch", "torch")):
+        if find_spec(package) is None:
+            raise NotSupported(f"the demo needs {package}: pip install 'kvpage[{extra}]'")
     where, reason = (device, "as asked") if device else _best_device()
     with _run_directory(keep) as run_dir, _service(run_dir, where), Client(run_dir=run_dir) as client:
-        _console.print(f"device {where}: {escape(reason)}")
+        _console.print(f"memory of device {where} ({escape(reason)})")
         for name, title, request in (
             ("mimo", "MiMo: target heads of 192, draft heads of 128 (pages 3:2)", target_and_draft(memory_bytes)),
             ("qwen3-next", "Qwen3-Next 80B: attention and recurrent states", hybrid(memory_bytes)),
@@ -56,7 +60,7 @@ def _best_device() -> tuple[str, str]:
     try:
         facts = probe("cuda:0")
     except KvpageError as error:
-        return "host", error.message
+        return "host", f"no GPU can be used: {error.message}"
     if "cuda_vmm" in facts.unsupported or version("torch").endswith("+cpu"):
         reason = facts.unsupported.get("cuda_vmm", "torch is a build without CUDA")
         return "host", f"there is {facts.name}, but {reason}"

@@ -13,8 +13,8 @@ from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 
 
-def check_run_directory() -> Iterator[Finding]:
-    path = RunDirectory.default().path
+def check_run_directory(run_dir: str | None = None) -> Iterator[Finding]:
+    path = RunDirectory.default(run_dir).path
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -31,9 +31,9 @@ def check_run_directory() -> Iterator[Finding]:
         yield Finding("run directory", "ok", text)
 
 
-def check_workers() -> Iterator[Finding]:
+def check_workers(run_dir: str | None = None) -> Iterator[Finding]:
     """Ask every worker that has a socket here."""
-    sockets = RunDirectory.default().worker_sockets()
+    sockets = RunDirectory.default(run_dir).worker_sockets()
     if not sockets:
         yield Finding("workers", "absent", "none serves here", "start one with kvpage serve")
     for device, path in sockets:

@@ -20,7 +20,7 @@ from typing import ClassVar
 from kvpage.errors import KvpageError, NotSupported, ProtocolError, StaleHandle, error_from_code, shorten
 from kvpage.memory.base import Chunk, MemoryKind, Progress, checked_size, no_progress
 from kvpage.memory.cuda_child import IPC_UNIT_BYTES, DeviceFacts
-from kvpage.memory.cuda_device import CudaDevice, find_device
+from kvpage.memory.cuda_device import CudaDevice, check_device_name, find_device
 from kvpage.memory.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 from kvpage.memory.cuda_maker import run_task
 from kvpage.memory.cuda_mapping import CudaMapping, map_fd, map_handle
@@ -29,8 +29,10 @@ from kvpage.memory.cuda_mapping import CudaMapping, map_fd, map_handle
 def probe(device: str) -> DeviceFacts:
     """What `device` (`cuda:N` or a UUID) is and can do, found out by a process that does it once.
 
-    Raises `NotSupported` when there is no driver, `NotFound` when there is no such device.
+    Raises `NotSupported` when there is no driver, `NotFound` when there is no such device, `SpecInvalid` for another
+    name.
     """
+    check_device_name(device)
     try:
         return DeviceFacts(**run_task("probe", device).message["facts"])
     except KvpageError as error:

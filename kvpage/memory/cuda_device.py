@@ -51,14 +51,21 @@ def _device(driver: CudaDriver, ordinal: int) -> CudaDevice:
     return CudaDevice(ordinal, f"{prefix}-{UUID(bytes=driver.uuid_bytes(ordinal))}", name)
 
 
+def check_device_name(wanted: str) -> None:
+    """Raises `SpecInvalid` for what no device of this kind is called."""
+    if _NUMBERED.fullmatch(wanted) is None and not is_device_uuid(wanted):
+        raise SpecInvalid(
+            f"device {shorten(repr(wanted))} is no name of a device; use host, cuda:<number>, or a GPU or MIG UUID"
+        )
+
+
 def find_device(driver: CudaDriver, wanted: str) -> CudaDevice:
     """The device called `cuda:N`, N counted as in this process, or by UUID with or without its prefix.
 
     Raises `SpecInvalid` for any other name, `NotFound` naming what is visible when it is not among it.
     """
+    check_device_name(wanted)
     numbered = _NUMBERED.fullmatch(wanted)
-    if numbered is None and not is_device_uuid(wanted):
-        raise SpecInvalid(f"device {shorten(repr(wanted))} is neither cuda:<number> nor a GPU or MIG UUID")
     devices = visible_devices(driver)
     for device in devices:
         if numbered is not None and device.ordinal == int(numbered[1]):

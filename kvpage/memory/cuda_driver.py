@@ -20,16 +20,20 @@ IPC_HANDLE_BYTES = 64
 def _bindings() -> Any:
     """`cuda.bindings.driver`, initialised. Raises `NotSupported` saying which of the three things is missing."""
     try:
+        ctypes.CDLL("libcuda.so.1")  # first, as it is what a machine without a GPU lacks, whatever else is installed
+    except OSError as error:
+        raise NotSupported(
+            "the NVIDIA driver library libcuda.so.1 was not found: install the driver, or start the container with the"
+            " device"
+        ) from error
+    try:
         from cuda.bindings import driver
     except ImportError as error:
         raise NotSupported("CUDA memory needs the package cuda-bindings: pip install 'kvpage[cuda]'") from error
     try:
         result = driver.cuInit(0)[0]
-    except RuntimeError as error:  # the bindings have their own error for a library that is not there
-        raise NotSupported(
-            "the NVIDIA driver library libcuda.so.1 was not found: install the driver, or start the container with the"
-            " device"
-        ) from error
+    except RuntimeError as error:  # the bindings have their own error for a library that they cannot load
+        raise NotSupported(f"cuda-bindings cannot use the NVIDIA driver library: {error}") from error
     if result != 0:
         raise _error(driver, "cuInit", result, {})
     return driver

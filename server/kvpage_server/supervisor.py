@@ -163,7 +163,10 @@ class Supervisor:
 
     def _served(self, device: str) -> DevicePools:
         if device not in self._devices:
-            text = f"device {shorten(repr(device))} is not served here; this server has {', '.join(self._devices)}"
+            served = ", ".join(self._devices)
+            text = (
+                f"device {shorten(repr(device))} is not served here; this server has {served}: start it with --device"
+            )
             raise SpecInvalid(text, errors=[FieldError("/device", text)])
         return self._devices[device]
 

@@ -320,7 +320,7 @@ def held(pool: Pool) -> Conflict:
     people = ", ".join(f"pid {holder.pid} uid {holder.uid} ({shorten(holder.client_name)})" for holder in named[:3])
     return Conflict(
         f"pool {pool.pool_id} ({shorten(pool.name)}) has {len(pool.holders)} holders: {people}"
-        f"{', …' if len(pool.holders) > 3 else ''}; end them or let them detach first",
+        f"{', …' if len(pool.holders) > 3 else ''}; end them, let them detach first, or forget the pool by force",
         details={
             "num_holders": len(pool.holders),
             "holders": [{"pid": h.pid, "uid": h.uid, "client_name": h.client_name} for h in named],
