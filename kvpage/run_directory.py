@@ -15,8 +15,8 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path in <sys/un.h> is 108 bytes, the last one
 SYSTEM_RUN_DIRECTORY = Path("/run/kvpage")
 API_SOCKET = "kvpage.sock"
 
-_DEVICE = re.compile(r"host|cuda:\d{1,4}|[A-Za-z][A-Za-z0-9._-]{0,79}")
-_NUMBERED = re.compile(r"cuda-(\d{1,4})")
+_DEVICE = re.compile(r"host|cuda:[0-9]{1,4}|[A-Za-z][A-Za-z0-9._-]{0,79}")
+_NUMBERED = re.compile(r"cuda-([0-9]{1,4})")
 
 
 def device_file_name(device: str) -> str:

@@ -11,6 +11,7 @@ when the last copy of the descriptor and the last mapping are gone, by whatever 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import time
@@ -189,5 +190,7 @@ def _imported(mapper: _Mapper, fd: int, size_bytes: int, handle: bytes, *, handl
         mode = os.fstat(fd).st_mode
         if stat.S_ISFIFO(mode) != bool(handle_bytes) or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode):
             raise ProtocolError(f"descriptor {fd} of mode {mode:o} cannot name device memory of this kind")
+        if handle_bytes and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
+            raise ProtocolError(f"descriptor {fd} is no end of a pipe for writing, as a lifeline is")
         undo.pop_all()
         return CudaChunk(mapper, fd, size_bytes, handle)

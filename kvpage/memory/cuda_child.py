@@ -114,7 +114,8 @@ def _hold_ipc(peer: _Peer, driver: CudaDriver, device: CudaDevice, size_bytes: i
     ours, lifeline = os.pipe()
     peer.give(lifeline, made=True, handle=base64.b64encode(handle).decode(), free_bytes=driver.memory_info()[0])
     os.close(lifeline)
-    os.read(ours, 1)  # nobody ever writes: it returns when the last copy of the lifeline is closed, by whatever death
+    while os.read(ours, 4096):  # nothing that anybody writes ends it, but the last copy of the lifeline being closed
+        pass
     driver.free(address)
 
 

@@ -15,7 +15,7 @@ from kvpage.errors import NotFound, SpecInvalid, shorten
 from kvpage.memory.cuda_driver import CudaDriver
 from kvpage.memory.cuda_errors import quietly
 
-_NUMBERED = re.compile(r"cuda:(\d{1,4})")
+_NUMBERED = re.compile(r"cuda:([0-9]{1,4})")
 _UUID = re.compile(r"(?:GPU-|MIG-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
 
 

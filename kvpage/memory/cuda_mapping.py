@@ -109,9 +109,11 @@ def map_fd(driver: CudaDriver, device: CudaDevice, fd: int, size_bytes: int, *, 
             driver.map(address, mapped_bytes, handle, device.uuid)
             undo_mapping.callback(quietly, driver.unmap, address, mapped_bytes)
             driver.allow_access(address, mapped_bytes, device.ordinal, device.uuid, writable=writable)
-            mapping = CudaMapping(_VmmRegion(driver, device, address, size_bytes, mapped_bytes), driver, device)
+            region = _VmmRegion(driver, device, address, size_bytes, mapped_bytes)
+            # First this, then the mapping, which arms a finaliser: an interruption between the two keeps the memory
+            # mapped, one in the other order would unmap twice, and the second time somebody else's memory.
             undo_mapping.pop_all()
-        return mapping
+        return CudaMapping(region, driver, device)
 
 
 class _IpcRegion(Region):
@@ -148,6 +150,6 @@ def map_handle(driver: CudaDriver, device: CudaDevice, handle: bytes, fd: int | 
         undo.callback(quietly, IPC_TABLE.close, driver, handle)
         if (there_bytes := driver.allocation_bytes(address)) < size_bytes:
             raise ProtocolError(f"the handle names {there_bytes} bytes of memory, announced were {size_bytes}")
-        mapping = CudaMapping(_IpcRegion(driver, device, handle, lifeline, address, size_bytes), driver, device)
-        undo.pop_all()
-    return mapping
+        region = _IpcRegion(driver, device, handle, lifeline, address, size_bytes)
+        undo.pop_all()  # before the mapping is made, as above
+    return CudaMapping(region, driver, device)

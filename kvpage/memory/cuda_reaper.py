@@ -6,14 +6,12 @@ memory. So a finaliser only puts the region here; this thread binds the context,
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from kvpage.errors import KvpageError
 from kvpage.memory.cuda_errors import log
 
 
@@ -41,12 +39,12 @@ class Region(ABC):
     def give_up(self) -> None:
         """Nothing can reach the memory any more. Safe in a finaliser."""
         if os.getpid() == self._pid:  # a forked child shares no device memory
-            self.given_up = True
             _REAPER.take(self)
+            self.given_up = True  # last: who waits for a region that was never taken would wait for ever
 
     def wait_until_settled(self) -> None:
         """Until it is unmapped, or has failed to be. Not for the reaper's own thread."""
-        if not _REAPER.is_current():
+        if not _REAPER.is_current() and os.getpid() == self._pid:
             self._settled.wait()
 
     def on_unmapped(self, callback: Callable[[], None]) -> None:
@@ -57,7 +55,7 @@ class Region(ABC):
     def settle(self) -> None:
         try:
             self._unmap()
-        except KvpageError as error:
+        except Exception as error:  # noqa: BLE001 - nobody else unmaps: this thread must outlive any region
             # Never reported as free: whoever counts on it would take memory that something here may still write to.
             log.error("%d bytes of device memory stay mapped until this process ends: %s", self.size_bytes, error)
         else:
@@ -67,11 +65,15 @@ class Region(ABC):
             self._settled.set()
 
     def _notify(self) -> None:
-        # Two threads may be here at once; each callback is popped by one of them.
-        with contextlib.suppress(IndexError):
-            while True:
+        while self._callbacks:
+            try:
                 callback = self._callbacks.pop()
+            except IndexError:  # another thread is here too, and has taken the last one
+                return
+            try:
                 callback()
+            except Exception:  # noqa: BLE001 - one that fails must not keep the others from hearing of it
+                log.exception("a callback of unmapped memory failed")
 
 
 class Reaper:
@@ -81,13 +83,22 @@ class Reaper:
         self._regions: SimpleQueue[Region] = SimpleQueue()  # its `put` may run inside a finaliser
         self._thread: threading.Thread | None = None
         self._pid = 0
+        self._starting = threading.Lock()
+        os.register_at_fork(after_in_child=self._forget_lock)
 
     def start(self) -> None:
         """Not in a finaliser: it takes locks. Called for every mapping that is made."""
-        if self._pid != os.getpid():  # threads do not survive a fork, nor does what the parent had queued concern us
-            self._regions, self._pid = SimpleQueue(), os.getpid()
-            self._thread = threading.Thread(target=self._run, name="kvpage-reaper", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._pid == os.getpid():
+                return
+            # Threads do not survive a fork, nor does what the parent had queued concern us.
+            self._regions = SimpleQueue()
+            thread = threading.Thread(target=self._run, name="kvpage-reaper", daemon=True)
+            thread.start()
+            self._thread, self._pid = thread, os.getpid()
+
+    def _forget_lock(self) -> None:
+        self._starting = threading.Lock()  # another thread of the parent may have held it
 
     def take(self, region: Region) -> None:
         self._regions.put(region)

@@ -49,8 +49,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], list[FieldError]]] = {
         "the request's body was not complete within 30 s; send it faster", {"limit_s": 30}, [],
     ),
     "conflict": (
-        f"pool {POOL_ID} (mimo) has 1 holders: pid 4711 uid 1000 (engine 0); end them, let them detach first, or forget"
-        " the pool by force",
+        f"pool {POOL_ID} (mimo) has 1 holders: pid 4711 uid 1000 (engine 0); end them or let them detach first",
         {"num_holders": 1, "holders": [msgspec.to_builtins(_HOLDER)]}, [],
     ),
     "not-enough-memory": (

@@ -64,6 +64,8 @@ class DeviceMemory:
             raise ProtocolError(
                 f"a chunk on device {shorten(info.device_uuid) or 'host'}; this worker serves {self.uuid or 'host'}"
             )
+        if self.uuid and info.size_bytes > self.available_bytes():
+            raise ProtocolError(f"a chunk of {info.size_bytes} bytes on a device of {self.available_bytes()} bytes")
         if info.kind not in self.kinds:
             raise ProtocolError(f"a chunk of kind {shorten(info.kind)}; this worker has {', '.join(self.kinds)}")
         return self.kinds[info.kind]

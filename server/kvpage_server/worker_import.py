@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from kvpage.errors import ProtocolError, shorten
-from kvpage.memory.base import Chunk
+from kvpage.memory.base import MAX_CHUNK_BYTES, Chunk
 from kvpage.memory.host import HostMemory
 from kvpage.wire.channel import close_fds
 from kvpage.wire.messages import ChunkInfo
@@ -27,6 +27,8 @@ def import_pool(
     with contextlib.ExitStack() as undo:
         undo.callback(close_fds, left)  # those that nothing below has taken
         imported: list[Chunk] = []
+        if (total_bytes := sum(info.size_bytes for info in chunks)) > MAX_CHUNK_BYTES:
+            raise ProtocolError(f"chunks of {total_bytes} bytes together; at most {MAX_CHUNK_BYTES} can be counted")
         for info in chunks:
             kind = memory.imported_kind(info)
             imported.append(undo.enter_context(kind.import_chunk(left.pop(0), info.size_bytes, info.handle)))

@@ -16,10 +16,12 @@ import kvpage
 from kvpage.cli.demo_models import target_and_draft
 from kvpage.cli.demo_pattern import check_pool, write_pool
 from kvpage.client.attachment import Attachment
-from kvpage.errors import Conflict, KvpageError, NotEnoughMemory, NotSupported, StaleHandle
+from kvpage.errors import Conflict, KvpageError, NotEnoughMemory, NotSupported, ProtocolError, StaleHandle
 from kvpage.memory.cuda import CudaVmmMemory
+from kvpage.memory.host import HostMemory
 from kvpage.wire import messages
-from kvpage_server.worker_device import cuda_memory
+from kvpage_server.worker_device import cuda_memory, host_memory
+from kvpage_server.worker_import import import_pool
 from support.api_service import ApiService
 from support.eventually import until
 from support.fakecuda import FakeDevice, FakeDevices, fake_uuid, live
@@ -283,3 +285,24 @@ def test_a_client_that_dies_while_it_maps_leaves_nothing(function: str, devices:
         until(lambda: operator.ask(messages.FindPool(name="mimo"), messages.PoolState).num_holders == 0)
         operator.request(messages.DeletePool(pool_id=pool.pool_id))
         assert devices.used_bytes(devices.uuids[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [([65 * MIB], "on a device of"), ([2**62] * 15, "on a device of|together"), ([2**62], "device")],
+)
+def test_what_is_handed_over_cannot_be_larger_than_the_device(
+    sizes: list[int], message: str, devices: FakeDevices, no_leaks: None
+) -> None:
+    memory = cuda_memory("cuda:0")
+    infos = [messages.ChunkInfo(kind="cuda_vmm", size_bytes=size, device_uuid=memory.uuid) for size in sizes]
+    fds = [os.open("/dev/null", os.O_RDWR) for _ in range(len(sizes) + 1)]
+    with pytest.raises(ProtocolError, match=message):
+        import_pool(infos, fds, device="cuda:0", memory=memory, control_memory=HostMemory())
+
+
+def test_chunks_that_cannot_be_counted_together_are_refused(no_leaks: None) -> None:
+    infos = [messages.ChunkInfo(kind="memfd", size_bytes=2**61)] * 3
+    fds = [os.memfd_create("huge") for _ in range(4)]
+    with pytest.raises(ProtocolError, match="together"):
+        import_pool(infos, fds, device="host", memory=host_memory(), control_memory=HostMemory())

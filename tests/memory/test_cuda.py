@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvpage.errors import DeviceUnavailable, KvpageError, NotEnoughMemory, NotFound, NotSupported, ProtocolError
+from kvpage.errors import (
+    DeviceUnavailable,
+    KvpageError,
+    NotEnoughMemory,
+    NotFound,
+    NotSupported,
+    ProtocolError,
+    SpecInvalid,
+)
 from kvpage.memory import cuda_child, cuda_maker
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, probe
@@ -514,3 +522,105 @@ def test_memory_outlives_the_process_that_had_it_made(kind: type[CudaVmmMemory],
         wrap_double(mapping)[1] = 3
         assert wrap_double(mapping)[1] == 3
     until(lambda: devices.used_bytes(devices.uuids[0]) == 0)  # its holder is nobody's child any more
+
+
+# --- what must not happen to the thread that unmaps ------------------------------------------------------------------
+
+INTERRUPTED_PROGRAM = """
+import sys
+from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory
+from support.fakecuda import set_faults
+from support.fakecuda_here import wrap_double
+from support.interrupting import interrupted
+kind = {kind.handle_kind: kind for kind in (CudaIpcMemory, CudaVmmMemory)}[sys.argv[1]]
+one, other = kind("cuda:0").create(4096), CudaVmmMemory("cuda:0").create(4096)
+one.map().close()
+set_faults("cuCtxSynchronize:0:delay=5")  # so that what was given up is still to be unmapped when the next one is made
+moment = 1
+while interrupted(one.map, moment):
+    mapping = other.map()
+    view = wrap_double(mapping)
+    view.fill_(7)
+    spare = other.map()
+    spare.close()  # everything that was given up before is settled now
+    assert spare.unmapped, f"moment {moment}: nothing is unmapped any more"
+    assert view.eq(7).all(), f"moment {moment}"
+    del view
+    mapping.close()
+    assert mapping.unmapped
+    moment += 1
+print(moment)
+"""
+
+
+@pytest.mark.parametrize("kind", ["cuda_vmm", "cuda_ipc"])
+def test_an_interruption_while_mapping_takes_nothing_from_another_mapping(kind: str, devices: FakeDevices) -> None:
+    assert int(run_program(INTERRUPTED_PROGRAM, kind)) > 30
+
+
+def test_a_callback_that_fails_keeps_nobody_from_hearing(vmm: CudaVmmMemory, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[str] = []
+
+    def failing() -> None:
+        told.append("failing")
+        raise IndexError("its own")
+
+    with vmm.create(SIZE_BYTES) as chunk:
+        for _ in range(2):
+            mapping = chunk.map()
+            mapping.on_unmapped(lambda: told.append("first"))
+            mapping.on_unmapped(failing)
+            mapping.close()
+            assert mapping.unmapped
+    assert sorted(told) == ["failing", "failing", "first", "first"]
+    assert "its own" in caplog.text
+
+
+STARTING_PROGRAM = """
+import resource, threading
+from kvpage.memory.cuda import CudaVmmMemory
+from kvpage.memory import cuda_reaper
+
+class Refusing(threading.Thread):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+with CudaVmmMemory("cuda:0").create(4096) as chunk:
+    real, threading.Thread = threading.Thread, Refusing
+    try:
+        chunk.map()
+    except RuntimeError as error:
+        print(error)
+    threading.Thread = real
+    mapping = chunk.map()
+    mapping.close()
+    print(mapping.unmapped)
+"""
+
+
+def test_a_thread_that_could_not_be_started_is_started_the_next_time(devices: FakeDevices) -> None:
+    assert run_program(STARTING_PROGRAM) == "can't start new thread\nTrue"
+
+
+def test_bytes_in_the_lifeline_free_nothing(devices: FakeDevices, ipc: CudaIpcMemory) -> None:
+    with ipc.create(SIZE_BYTES) as chunk:
+        os.write(chunk.fd, b"anybody can")
+        with chunk.map() as mapping:
+            assert devices.used_bytes(devices.uuids[0]) == 2 << 20
+            wrap_double(mapping)[0] = 1
+        assert [child.poll() for child in cuda_maker.HOLDERS] == [None]
+
+
+def test_a_pipe_that_is_no_lifeline_is_refused(ipc: CudaIpcMemory) -> None:
+    reading, writing = os.pipe()
+    with pytest.raises(ProtocolError, match="for writing"):
+        ipc.import_chunk(reading, SIZE_BYTES, bytes(64))
+    with pytest.raises(BrokenPipeError):
+        os.write(writing, b"nobody reads")
+    os.close(writing)
+
+
+@pytest.mark.parametrize("name", ["cuda:٤", "cuda:", "cuda:-1", "tpu", "", "GPU-1234"])
+def test_what_is_no_name_of_a_device_is_refused(name: str) -> None:
+    with pytest.raises(SpecInvalid, match="no name of a device"):
+        probe(name)
