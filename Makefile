@@ -24,7 +24,7 @@ test: lint ## Check style, types and the installed wheel (the default tier)
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 test-long: lint ## The same with 10,000 random examples for each property
-	$(BIN)/pytest --tier long $(SIDE_BY_SIDE)
+	$(BIN)/pytest --tier long -o faulthandler_timeout=1800 $(SIDE_BY_SIDE)
 
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu tests/gpu
