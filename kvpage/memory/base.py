@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeAlias
 
-from kvpage.errors import SpecInvalid
+from kvpage.errors import SpecInvalid, StaleHandle
 
 MAX_CHUNK_BYTES = 2**62
 
@@ -110,6 +110,35 @@ class Chunk(_Owned):
     @abstractmethod
     def map(self, *, writable: bool = True) -> Mapping:
         """Bring the whole chunk into the address space. Two mappings of one chunk show the same bytes."""
+
+
+class DescriptorChunk(Chunk):
+    """What every chunk has that is nothing but a descriptor to whoever holds it."""
+
+    def __init__(self, fd: int, size_bytes: int, close: Callable[[int], None] = os.close) -> None:
+        """Owns `fd`, which `close` gives back."""
+        self._fd: int | None = fd
+        self._size_bytes = size_bytes
+        self._close_fd = close
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    @property
+    def fd(self) -> int:
+        if self._fd is None:
+            raise StaleHandle("the chunk is closed")
+        return self._fd
+
+    @property
+    def closed(self) -> bool:
+        return self._fd is None
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            self._close_fd(fd)
 
 
 class MemoryKind(ABC):

@@ -18,8 +18,8 @@ import time
 from functools import cached_property
 from typing import ClassVar
 
-from kvpage.errors import KvpageError, NotSupported, ProtocolError, StaleHandle, error_from_code, shorten
-from kvpage.memory.base import Chunk, MemoryKind, Progress, checked_size, no_progress
+from kvpage.errors import InternalError, KvpageError, NotSupported, ProtocolError, error_from_code, shorten
+from kvpage.memory.base import DescriptorChunk, MemoryKind, Progress, checked_size, no_progress
 from kvpage.memory.cuda_child import IPC_UNIT_BYTES, DeviceFacts
 from kvpage.memory.cuda_device import CudaDevice, check_device_name, find_device
 from kvpage.memory.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
@@ -56,13 +56,12 @@ class _Mapper:
         return find_device(self.driver, self.device_uuid)
 
 
-class CudaChunk(Chunk):
+class CudaChunk(DescriptorChunk):
     """Memory of one device."""
 
     def __init__(self, mapper: _Mapper, fd: int, size_bytes: int, handle: bytes = b"") -> None:
+        super().__init__(fd, size_bytes)
         self._mapper = mapper
-        self._fd: int | None = fd
-        self._size_bytes = size_bytes
         self._handle = handle
 
     def __repr__(self) -> str:
@@ -70,30 +69,17 @@ class CudaChunk(Chunk):
         return f"<CudaChunk {self.size_bytes} bytes on {self._mapper.device_uuid}, {state}>"  # never the handle
 
     @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    @property
     def handle(self) -> bytes:
         return self._handle
 
-    @property
-    def fd(self) -> int:
-        if self._fd is None:
-            raise StaleHandle("the chunk is closed")
-        return self._fd
-
-    @property
-    def closed(self) -> bool:
-        return self._fd is None
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            os.close(fd)
-
     def export(self) -> int:
-        return os.dup(self.fd)
+        try:
+            return os.dup(self.fd)
+        except OSError as error:
+            raise InternalError(
+                f"copying a descriptor of {self.size_bytes} bytes of device memory failed: {error.strerror}",
+                details={"errno": error.errno},
+            ) from error
 
     def map(self, *, writable: bool = True) -> CudaMapping:
         """Raises `NotFound` when this process does not see the device, `ProtocolError` when the descriptor or handle

@@ -27,7 +27,7 @@ from kvpage.errors import DeviceUnavailable, KvpageError, NotEnoughMemory, NotSu
 from kvpage.memory.cuda_device import CONTEXTS, CudaDevice, find_device
 from kvpage.memory.cuda_driver import CudaDriver
 
-FILL_STEP_BYTES = 1 << 30  # about a millisecond of a GPU each: how often progress is told
+FILL_STEP_BYTES = 1 << 30  # how often progress is told
 IPC_UNIT_BYTES = 2 << 20  # below it the driver may share a larger block, with somebody else's data in it
 
 _NONCE = 0xC5

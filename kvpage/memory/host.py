@@ -9,8 +9,8 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from kvpage.errors import InternalError, NotEnoughMemory, ProtocolError, StaleHandle
-from kvpage.memory.base import Chunk, MemoryKind, Progress, checked_size, no_progress
+from kvpage.errors import InternalError, NotEnoughMemory, ProtocolError
+from kvpage.memory.base import DescriptorChunk, MemoryKind, Progress, checked_size, no_progress
 from kvpage.memory.host_available import available_host_bytes
 from kvpage.memory.host_calls import SIZE_SEALS, WRITE_SEALS, HostCalls
 from kvpage.memory.host_mapping import HostMapping
@@ -19,33 +19,13 @@ COMMIT_STEP_BYTES = 64 << 20  # about 20 ms each: how often progress is told and
 _STAT_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
 
 
-class HostChunk(Chunk):
+class HostChunk(DescriptorChunk):
     def __init__(self, calls: HostCalls, fd: int, size_bytes: int) -> None:
+        super().__init__(fd, size_bytes, calls.close)
         self._calls = calls
-        self._fd: int | None = fd
-        self._size_bytes = size_bytes
 
     def __repr__(self) -> str:
         return f"<HostChunk {self.size_bytes} bytes, {'closed' if self.closed else f'fd {self._fd}'}>"
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
-
-    @property
-    def fd(self) -> int:
-        if self._fd is None:
-            raise StaleHandle("the chunk is closed")
-        return self._fd
-
-    @property
-    def closed(self) -> bool:
-        return self._fd is None
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, None
-        if fd is not None:
-            self._calls.close(fd)
 
     def export(self) -> int:
         with _errors_named("copying a descriptor", self.size_bytes):
