@@ -7,6 +7,7 @@ go on trying while the listener's queue is full: a Unix socket refuses then at o
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -96,7 +97,7 @@ class _AsyncStream(httpx.AsyncByteStream):
 
 
 class _UnixBackend(httpcore.SyncBackend):
-    """Asks whether anybody listens before its parent connects, which leaves its socket open when nobody does."""
+    """Its parent leaves its socket open when nobody listens."""
 
     def connect_unix_socket(
         self,
@@ -105,9 +106,52 @@ class _UnixBackend(httpcore.SyncBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.NetworkStream:
         deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
-        while not _is_taken_in(path, deadline_s):
-            self.sleep(_PAUSE_S)
-        return super().connect_unix_socket(path, timeout, socket_options)
+        with contextlib.ExitStack() as undo:
+            sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            while not _is_taken_in(sock, path, deadline_s):
+                self.sleep(_PAUSE_S)
+            undo.pop_all()
+            return _UnixStream(sock)
+
+
+class _UnixStream(httpcore.NetworkStream):
+    """What httpcore has for this is private."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        with _as_httpcore_errors(httpcore.ReadTimeout, httpcore.ReadError):
+            self._sock.settimeout(timeout)
+            return self._sock.recv(max_bytes)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        with _as_httpcore_errors(httpcore.WriteTimeout, httpcore.WriteError):
+            self._sock.settimeout(timeout)
+            self._sock.sendall(buffer)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def get_extra_info(self, info: str) -> object:
+        """`is_readable`: whether an idle connection has something to read, which is its end."""
+        if info != "is_readable":
+            return None
+        if self._sock.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self._sock.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+
+@contextlib.contextmanager
+def _as_httpcore_errors(timed_out: type[Exception], failed: type[Exception]) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise timed_out(str(error)) from error
+    except OSError as error:
+        raise failed(str(error)) from error
 
 
 class _AsyncUnixBackend(httpcore.AnyIOBackend):
@@ -120,19 +164,19 @@ class _AsyncUnixBackend(httpcore.AnyIOBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
-        while not _is_taken_in(path, deadline_s):
-            await self.sleep(_PAUSE_S)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            while not _is_taken_in(probe, path, deadline_s):
+                await self.sleep(_PAUSE_S)
         return await super().connect_unix_socket(path, timeout, socket_options)
 
 
-def _is_taken_in(path: str, deadline_s: float) -> bool:
-    """Whether the queue of the listener at `path` has a place. Raises `httpcore.ConnectError` when there is no
-    listener, or no place at the end of time.
+def _is_taken_in(sock: socket.socket, path: str, deadline_s: float) -> bool:
+    """Connects `sock`: whether the queue of the listener at `path` had a place. Raises `httpcore.ConnectError` when
+    there is no listener, or no place at the end of time.
     """
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            probe.connect(path)
+        sock.setblocking(False)
+        sock.connect(path)
     except BlockingIOError as error:
         if time.monotonic() >= deadline_s:
             raise httpcore.ConnectError(error) from error
