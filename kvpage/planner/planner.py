@@ -34,6 +34,12 @@ def plan(request: Mapping[str, Any] | PlanRequest) -> Plan:
 
 
 def _plan(parsed: PlanRequest) -> Plan:
+    layers, grouping = group_request(parsed)
+    return assemble(parsed, layers, grouping, num_blocks_of(parsed, grouping))
+
+
+def group_request(parsed: PlanRequest) -> tuple[tuple[Layer, ...], Grouping]:
+    """All layers of a model, those without a cache too, and how they are grouped: what does not depend on memory."""
     asked = parsed.expand()
     layers = align_hybrid(asked) if parsed.align_hybrid else asked
     check_layouts(layers)
@@ -45,7 +51,7 @@ def _plan(parsed: PlanRequest) -> Plan:
         grouping = _explained(grouping, asked, layers)
     elif is_unaligned:
         grouping = replace(grouping, decided=with_offer(grouping.decided))
-    return assemble(parsed, layers, grouping, _num_blocks(parsed, grouping))
+    return layers, grouping
 
 
 def _explained(grouping: Grouping, asked: Sequence[Layer], aligned: Sequence[Layer]) -> Grouping:
@@ -57,7 +63,8 @@ def _explained(grouping: Grouping, asked: Sequence[Layer], aligned: Sequence[Lay
     return replace(grouping, decided=decided)
 
 
-def _num_blocks(request: PlanRequest, grouping: Grouping) -> int:
+def num_blocks_of(request: PlanRequest, grouping: Grouping) -> int:
+    """Blocks that the request's memory holds, or that it names. Raises `NotEnoughMemory` or `SpecInvalid`."""
     if not grouping.groups:
         return 1  # vLLM 0.24.0: no layers, no groups, one block
     if request.memory_bytes is not None:
