@@ -11,20 +11,19 @@ when the last copy of the descriptor and the last mapping are gone, by whatever 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import stat
 import time
 from functools import cached_property
 from typing import ClassVar
 
-from kvpage.errors import InternalError, KvpageError, NotSupported, ProtocolError, error_from_code, shorten
+from kvpage.errors import KvpageError, NotSupported, ProtocolError, error_from_code, shorten
 from kvpage.memory.base import DescriptorChunk, MemoryKind, Progress, checked_size, no_progress
 from kvpage.memory.cuda_child import IPC_UNIT_BYTES, DeviceFacts
+from kvpage.memory.cuda_descriptor import check_exported_memory, check_lifeline, holder_ended, holder_has_ended
 from kvpage.memory.cuda_device import CudaDevice, check_device_name, find_device
 from kvpage.memory.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 from kvpage.memory.cuda_maker import run_task
-from kvpage.memory.cuda_mapping import CudaMapping, map_fd, map_handle
+from kvpage.memory.cuda_mapping import CudaMapping, copy_of, map_fd, map_handle
 
 
 def probe(device: str) -> DeviceFacts:
@@ -55,6 +54,19 @@ class _Mapper:
     def device(self) -> CudaDevice:
         return find_device(self.driver, self.device_uuid)
 
+    def map(self, fd: int, size_bytes: int, handle: bytes, *, writable: bool = True) -> CudaMapping:
+        """`fd` stays the caller's."""
+        if not handle:
+            return map_fd(self.driver, self.device, fd, size_bytes, writable=writable)
+        if not writable:
+            raise NotSupported("memory of kind cuda_ipc cannot be mapped read-only; use cuda_vmm")
+        try:
+            return map_handle(self.driver, self.device, handle, fd, size_bytes)
+        except KvpageError as error:
+            if holder_has_ended(fd):
+                raise holder_ended() from error
+            raise
+
 
 class CudaChunk(DescriptorChunk):
     """Memory of one device."""
@@ -73,24 +85,14 @@ class CudaChunk(DescriptorChunk):
         return self._handle
 
     def export(self) -> int:
-        try:
-            return os.dup(self.fd)
-        except OSError as error:
-            raise InternalError(
-                f"copying a descriptor of {self.size_bytes} bytes of device memory failed: {error.strerror}",
-                details={"errno": error.errno},
-            ) from error
+        (fd,) = copy_of(self.fd, self.size_bytes).release()
+        return fd
 
     def map(self, *, writable: bool = True) -> CudaMapping:
         """Raises `NotFound` when this process does not see the device, `ProtocolError` when the descriptor or handle
         names no memory of it, `NotSupported` for a read-only mapping by handle and where there is no driver.
         """
-        mapper = self._mapper
-        if not self._handle:
-            return map_fd(mapper.driver, mapper.device, self.fd, self.size_bytes, writable=writable)
-        if not writable:
-            raise NotSupported("memory of kind cuda_ipc cannot be mapped read-only; use cuda_vmm")
-        return map_handle(mapper.driver, mapper.device, self._handle, self.fd, self.size_bytes)
+        return self._mapper.map(self.fd, self.size_bytes, self._handle, writable=writable)
 
 
 class FreeBytes:
@@ -111,72 +113,75 @@ class FreeBytes:
         return time.monotonic() - self.last_seen[1]
 
 
-class CudaVmmMemory(MemoryKind):
+class _CudaMemory(MemoryKind):
+    """What both kinds have in common."""
+
+    _task: ClassVar[str]
+    """Of `cuda_child`."""
+    _handle_bytes: ClassVar[int]
+
+    def __init__(self, device_uuid: str, unit_bytes: int, free: FreeBytes | None) -> None:
+        self.unit_bytes = unit_bytes
+        self._mapper = _Mapper(device_uuid)
+        self._free = free
+
+    def available_bytes(self) -> int:
+        """Takes as long as starting a process that uses the driver."""
+        return probe(self._mapper.device_uuid).free_bytes
+
+    def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
+        def told(cleared_bytes: int) -> None:  # more is cleared than was asked for, to the next unit of the device
+            on_progress(min(cleared_bytes, size_bytes))
+
+        made = run_task(self._task, self._mapper.device_uuid, checked_size(size_bytes), told)
+        assert made.fd is not None
+        if self._free is not None:
+            self._free.see(made.message["free_bytes"])
+        return CudaChunk(self._mapper, made.fd, size_bytes, made.handle)
+
+    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, fd)
+            self._check_import(fd, size_bytes, handle)
+            undo.pop_all()
+            return CudaChunk(self._mapper, fd, size_bytes, handle)
+
+    def map_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaMapping:
+        self._check_import(fd, size_bytes, handle)
+        return self._mapper.map(fd, size_bytes, handle)
+
+    def _check_import(self, fd: int, size_bytes: int, handle: bytes) -> None:
+        """What only the driver can tell is found when the chunk is mapped: holding it needs no driver."""
+        checked_size(size_bytes)
+        if len(handle) != self._handle_bytes:
+            raise ProtocolError(
+                f"a chunk came with a handle of {len(handle)} bytes; kind {self.handle_kind} has {self._handle_bytes}"
+            )
+        if handle:
+            check_lifeline(fd)
+        else:
+            check_exported_memory(fd, size_bytes)
+
+
+class CudaVmmMemory(_CudaMemory):
     """Memory of `cuMemCreate`, shared as the descriptor that the driver exports."""
 
     handle_kind: ClassVar[str] = "cuda_vmm"
+    _task: ClassVar[str] = "vmm"
+    _handle_bytes: ClassVar[int] = 0
 
     def __init__(self, device_uuid: str, granularity_bytes: int = 2 << 20, free: FreeBytes | None = None) -> None:
         """`granularity_bytes` matters only to who counts what is taken. `free` is told what is free after a chunk."""
-        self.unit_bytes = granularity_bytes
-        self._mapper = _Mapper(device_uuid)
-        self._free = free
-
-    def available_bytes(self) -> int:
-        """Takes as long as starting a process that uses the driver."""
-        return probe(self._mapper.device_uuid).free_bytes
-
-    def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
-        return _made("vmm", self._mapper, size_bytes, on_progress, self._free)
-
-    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
-        return _imported(self._mapper, fd, size_bytes, handle, handle_bytes=0)
+        super().__init__(device_uuid, granularity_bytes, free)
 
 
-class CudaIpcMemory(MemoryKind):
+class CudaIpcMemory(_CudaMemory):
     """Memory of `cuMemAlloc`, shared by its IPC handle: for those who cannot take `cuda_vmm`, on request only."""
 
     handle_kind: ClassVar[str] = "cuda_ipc"
-    unit_bytes = IPC_UNIT_BYTES
+    _task: ClassVar[str] = "ipc"
+    _handle_bytes: ClassVar[int] = IPC_HANDLE_BYTES
 
     def __init__(self, device_uuid: str, free: FreeBytes | None = None) -> None:
         """`free` is told what is free after a chunk."""
-        self._mapper = _Mapper(device_uuid)
-        self._free = free
-
-    def available_bytes(self) -> int:
-        """Takes as long as starting a process that uses the driver."""
-        return probe(self._mapper.device_uuid).free_bytes
-
-    def create(self, size_bytes: int, on_progress: Progress = no_progress) -> CudaChunk:
-        return _made("ipc", self._mapper, size_bytes, on_progress, self._free)
-
-    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> CudaChunk:
-        return _imported(self._mapper, fd, size_bytes, handle, handle_bytes=IPC_HANDLE_BYTES)
-
-
-def _made(task: str, mapper: _Mapper, size_bytes: int, on_progress: Progress, free: FreeBytes | None) -> CudaChunk:
-    def told(cleared_bytes: int) -> None:  # more is cleared than was asked for, to the next unit of the device
-        on_progress(min(cleared_bytes, size_bytes))
-
-    made = run_task(task, mapper.device_uuid, checked_size(size_bytes), told)
-    assert made.fd is not None
-    if free is not None:
-        free.see(made.message["free_bytes"])
-    return CudaChunk(mapper, made.fd, size_bytes, made.handle)
-
-
-def _imported(mapper: _Mapper, fd: int, size_bytes: int, handle: bytes, *, handle_bytes: int) -> CudaChunk:
-    """Owns `fd`. What only the driver can tell is found when the chunk is mapped: holding it needs no driver."""
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.close, fd)
-        checked_size(size_bytes)
-        if len(handle) != handle_bytes:
-            raise ProtocolError(f"a chunk came with a handle of {len(handle)} bytes; this kind has {handle_bytes}")
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISFIFO(mode) != bool(handle_bytes) or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode):
-            raise ProtocolError(f"descriptor {fd} of mode {mode:o} cannot name device memory of this kind")
-        if handle_bytes and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
-            raise ProtocolError(f"descriptor {fd} is no end of a pipe for writing, as a lifeline is")
-        undo.pop_all()
-        return CudaChunk(mapper, fd, size_bytes, handle)
+        super().__init__(device_uuid, IPC_UNIT_BYTES, free)

@@ -14,6 +14,7 @@ from uuid import UUID
 from kvpage.errors import NotFound, SpecInvalid, shorten
 from kvpage.memory.cuda_driver import CudaDriver
 from kvpage.memory.cuda_errors import quietly
+from kvpage.owned import uninterrupted
 
 _NUMBERED = re.compile(r"cuda:([0-9]{1,4})")
 _UUID = re.compile(r"(?:GPU-|MIG-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
@@ -93,19 +94,30 @@ class PrimaryContexts:
     def current(self, driver: CudaDriver, device: CudaDevice) -> Iterator[None]:
         """The device's context, current in this thread for the block; what was current before is so again after it.
 
-        The current context belongs to a thread, so every thread that calls the driver needs this.
+        The current context belongs to a thread, so every thread that calls the driver needs this. That the old one
+        could not be brought back is told to the log alone: whoever needs it hears so from the driver.
         """
-        with self._lock:
-            context = self._retained.get(device.ordinal)
-            if context is None:
-                context = self._retained[device.ordinal] = driver.retain_context(device.ordinal, device.uuid)
-        driver.push_context(context)
+        context = self._retained.get(device.ordinal)
+        if context is None:
+            context = uninterrupted(lambda: self._retain(driver, device))
+        before = driver.current_context()
+        # Setting is done again without harm, as pushing and popping is not: so after an interruption, which may come
+        # at the first instruction of any call here, it does not matter which of them were made.
         try:
+            driver.set_context(context)
             yield
-        except BaseException:
-            quietly(driver.pop_context)
-            raise
-        driver.pop_context()
+        finally:
+            try:
+                quietly(driver.set_context, before)
+            except BaseException:
+                quietly(driver.set_context, before)
+                raise
+
+    def _retain(self, driver: CudaDriver, device: CudaDevice) -> Any:
+        with self._lock:
+            if device.ordinal not in self._retained:
+                self._retained[device.ordinal] = driver.retain_context(device.ordinal, device.uuid)
+            return self._retained[device.ordinal]
 
 
 CONTEXTS = PrimaryContexts()

@@ -99,11 +99,13 @@ class CudaDriver:
     def release_context(self, ordinal: int) -> None:
         self._call("cuDevicePrimaryCtxRelease", ordinal)
 
-    def push_context(self, context: Any) -> None:
-        self._call("cuCtxPushCurrent", context)
+    def current_context(self) -> Any:
+        """Of this thread; one that is 0 as a number where there is none."""
+        return self._call("cuCtxGetCurrent")
 
-    def pop_context(self) -> None:
-        self._call("cuCtxPopCurrent")
+    def set_context(self, context: Any) -> None:
+        """In place of the one that is current in this thread; nothing else of its stack changes."""
+        self._call("cuCtxSetCurrent", context)
 
     def synchronize(self) -> None:
         """Wait for all work of the current context. Raises what that work has failed with."""

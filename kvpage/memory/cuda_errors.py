@@ -25,7 +25,11 @@ _KINDS = {
         "the device's memory is used up, by other programs or by clients that still map what was deleted; kvpage"
         " doctor shows what is free",
     ),
-    3: _Kind(DeviceUnavailable, "the driver has not been initialised, or this process is ending"),
+    3: _Kind(
+        NotSupported,
+        "this process was forked from one that uses CUDA, and the driver does not work in such a child: start it with"
+        " spawn instead, multiprocessing.get_context('spawn'), or as a program of its own",
+    ),
     4: _Kind(DeviceUnavailable, "the process is ending, the driver has been shut down in it"),
     34: _Kind(NotSupported, "only a stub of the driver library was found; install the NVIDIA driver"),
     100: _Kind(

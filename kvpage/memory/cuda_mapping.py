@@ -1,20 +1,28 @@
-"""Device memory in the address space of a client."""
+"""Device memory in the address space of a client.
+
+Mapping takes several driver calls, each of which gives something to be undone. So it is done outside the main thread,
+where nothing that a signal handler raises can come between them (`kvpage.owned`): interrupted or not, there is a
+mapping in the end, whose death unmaps it, or nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from kvpage.errors import ProtocolError, StaleHandle
+from kvpage.errors import InternalError, KvpageError, ProtocolError, StaleHandle
 from kvpage.memory.base import Mapping
 from kvpage.memory.cuda_device import CONTEXTS, CudaDevice
 from kvpage.memory.cuda_driver import CudaDriver
-from kvpage.memory.cuda_errors import quietly
+from kvpage.memory.cuda_errors import log, quietly
 from kvpage.memory.cuda_ipc_table import IpcTable
-from kvpage.memory.cuda_reaper import Region, start_reaper
+from kvpage.memory.cuda_reaper import REAPER, Region
+from kvpage.owned import Descriptors, keep, uninterrupted
 
 
 class _Claim:
@@ -31,8 +39,8 @@ class CudaMapping(Mapping):
         self._driver = driver
         self._region = region
         self._claim: _Claim | None = _Claim()
-        # Views may be in use until the very end of the process, so nothing is unmapped at exit.
-        weakref.finalize(self._claim, region.give_up).atexit = False
+        self._is_reachable = weakref.ref(self._claim)
+        REAPER.watch(self._claim, region)
 
     def __repr__(self) -> str:
         state = "unmapped" if self.unmapped else "closed, still viewed" if self.closed else "open"
@@ -63,7 +71,7 @@ class CudaMapping(Mapping):
     def close(self) -> None:
         """When nothing else views the memory, this waits for the device and returns when it is unmapped."""
         self._claim = None
-        if self._region.given_up:
+        if self._is_reachable() is None:
             self._region.wait_until_settled()
 
     def on_unmapped(self, callback: Callable[[], None]) -> None:
@@ -74,20 +82,35 @@ class CudaMapping(Mapping):
         return CONTEXTS.current(self._driver, self.device)
 
 
-class _VmmRegion(Region):
+class _CudaRegion(Region):
+    """Unmapped in steps. One that fails, and those after it, are left for whoever tries again."""
+
     def __init__(
-        self, driver: CudaDriver, device: CudaDevice, address: int, size_bytes: int, mapped_bytes: int
+        self, driver: CudaDriver, device: CudaDevice, address: int, size_bytes: int, steps: Iterable[Callable[[], None]]
     ) -> None:
         super().__init__(address, size_bytes)
         self._driver = driver
         self._device = device
-        self._mapped_bytes = mapped_bytes
+        self._steps = deque([driver.synchronize, *steps])  # unmapping does not wait for kernels
 
     def _unmap(self) -> None:
         with CONTEXTS.current(self._driver, self._device):
-            self._driver.synchronize()  # unmapping does not wait for kernels
-            self._driver.unmap(self.address, self._mapped_bytes)
-            self._driver.free_range(self.address, self._mapped_bytes)
+            while self._steps:
+                self._steps[0]()
+                self._steps.popleft()
+
+
+def copy_of(fd: int, size_bytes: int) -> Descriptors:
+    """A copy of the descriptor of a chunk. Raises `InternalError` when there is no room for it."""
+    fds = Descriptors()
+    try:
+        keep(fds, os.dup, fd)
+    except OSError as error:
+        raise InternalError(
+            f"copying a descriptor of {size_bytes} bytes of device memory failed: {error.strerror}",
+            details={"errno": error.errno},
+        ) from error
+    return fds
 
 
 def map_fd(driver: CudaDriver, device: CudaDevice, fd: int, size_bytes: int, *, writable: bool) -> CudaMapping:
@@ -95,43 +118,41 @@ def map_fd(driver: CudaDriver, device: CudaDevice, fd: int, size_bytes: int, *, 
 
     Raises `ProtocolError` when it names none, or none of that device or size; undoes itself when a call fails.
     """
-    start_reaper()
-    granularity = driver.granularity_bytes(device.ordinal)
-    mapped_bytes = -(-size_bytes // granularity) * granularity
-    with CONTEXTS.current(driver, device), contextlib.ExitStack() as undo:
-        handle = driver.import_fd(fd, size_bytes, device.uuid)
-        undo.callback(quietly, driver.release, handle)  # mapped or not: the mapping keeps the memory
+    fds = copy_of(fd, size_bytes)
+    return uninterrupted(lambda: _map_fd(driver, device, fds, size_bytes, writable=writable))
+
+
+def _map_fd(
+    driver: CudaDriver, device: CudaDevice, fds: Descriptors, size_bytes: int, *, writable: bool
+) -> CudaMapping:
+    with contextlib.closing(fds), CONTEXTS.current(driver, device), contextlib.ExitStack() as undo:
+        REAPER.start()
+        granularity = driver.granularity_bytes(device.ordinal)
+        mapped_bytes = -(-size_bytes // granularity) * granularity
+        handle = driver.import_fd(fds[0], size_bytes, device.uuid)
+        undo.callback(quietly, driver.release, handle)
         if (ordinal := driver.location(handle)) != device.ordinal:
             raise ProtocolError(f"the memory lies on cuda:{ordinal} of this process, announced was {device.uuid}")
-        with contextlib.ExitStack() as undo_mapping:
-            address = driver.reserve(mapped_bytes, device.uuid)
-            undo_mapping.callback(quietly, driver.free_range, address, mapped_bytes)
-            driver.map(address, mapped_bytes, handle, device.uuid)
-            undo_mapping.callback(quietly, driver.unmap, address, mapped_bytes)
-            driver.allow_access(address, mapped_bytes, device.ordinal, device.uuid, writable=writable)
-            region = _VmmRegion(driver, device, address, size_bytes, mapped_bytes)
-            # First this, then the mapping, which arms a finaliser: an interruption between the two keeps the memory
-            # mapped, one in the other order would unmap twice, and the second time somebody else's memory.
-            undo_mapping.pop_all()
-        return CudaMapping(region, driver, device)
+        address = driver.reserve(mapped_bytes, device.uuid)
+        undo.callback(quietly, driver.free_range, address, mapped_bytes)
+        driver.map(address, mapped_bytes, handle, device.uuid)
+        undo.callback(quietly, driver.unmap, address, mapped_bytes)
+        driver.allow_access(address, mapped_bytes, device.ordinal, device.uuid, writable=writable)
+        undo.pop_all()
+        steps = [partial(driver.unmap, address, mapped_bytes), partial(driver.free_range, address, mapped_bytes)]
+        if not _released(driver, handle, mapped_bytes):
+            steps.append(partial(driver.release, handle))
+        return CudaMapping(_CudaRegion(driver, device, address, size_bytes, steps), driver, device)
 
 
-class _IpcRegion(Region):
-    def __init__(
-        self, driver: CudaDriver, device: CudaDevice, handle: bytes, lifeline: int | None, address: int, size_bytes: int
-    ) -> None:
-        super().__init__(address, size_bytes)
-        self._driver = driver
-        self._device = device
-        self._handle = handle
-        self._lifeline = lifeline
-
-    def _unmap(self) -> None:
-        with CONTEXTS.current(self._driver, self._device):
-            self._driver.synchronize()
-            IPC_TABLE.close(self._driver, self._handle)
-        if self._lifeline is not None:
-            os.close(self._lifeline)  # only now may the holder free the memory
+def _released(driver: CudaDriver, handle: int, size_bytes: int) -> bool:
+    """Give back a handle whose memory the mapping keeps from now on."""
+    try:
+        driver.release(handle)
+    except KvpageError as error:
+        log.warning("a handle of %d mapped bytes is given back when they are unmapped: %s", size_bytes, error)
+        return False
+    return True
 
 
 IPC_TABLE = IpcTable()
@@ -141,15 +162,23 @@ def map_handle(driver: CudaDriver, device: CudaDevice, handle: bytes, fd: int | 
     """Map the allocation that `handle` names. `fd`, which stays the caller's, keeps its holder from freeing it; None
     when something else does so until the mapping is `unmapped`.
     """
-    start_reaper()
-    with CONTEXTS.current(driver, device), contextlib.ExitStack() as undo:
-        lifeline = None if fd is None else os.dup(fd)
-        if lifeline is not None:
-            undo.callback(os.close, lifeline)
-        address = IPC_TABLE.open(driver, handle, size_bytes, device.uuid)
-        undo.callback(quietly, IPC_TABLE.close, driver, handle)
-        if (there_bytes := driver.allocation_bytes(address)) < size_bytes:
-            raise ProtocolError(f"the handle names {there_bytes} bytes of memory, announced were {size_bytes}")
-        region = _IpcRegion(driver, device, handle, lifeline, address, size_bytes)
-        undo.pop_all()  # before the mapping is made, as above
-    return CudaMapping(region, driver, device)
+    lifeline = Descriptors() if fd is None else copy_of(fd, size_bytes)
+    return uninterrupted(lambda: _map_handle(driver, device, handle, lifeline, size_bytes))
+
+
+def _map_handle(
+    driver: CudaDriver, device: CudaDevice, handle: bytes, lifeline: Descriptors, size_bytes: int
+) -> CudaMapping:
+    with contextlib.ExitStack() as letting_go:
+        letting_go.callback(lifeline.close)
+        with CONTEXTS.current(driver, device), contextlib.ExitStack() as undo:
+            REAPER.start()
+            address = IPC_TABLE.open(driver, handle, size_bytes, device.uuid)
+            undo.callback(quietly, IPC_TABLE.close, driver, handle)
+            if (there_bytes := driver.allocation_bytes(address)) < size_bytes:
+                raise ProtocolError(f"the handle names {there_bytes} bytes of memory, announced were {size_bytes}")
+            undo.pop_all()
+        letting_go.pop_all()
+        # The lifeline goes last: only then may the holder free the memory.
+        steps = (partial(IPC_TABLE.close, driver, handle), lifeline.close)
+        return CudaMapping(_CudaRegion(driver, device, address, size_bytes, steps), driver, device)

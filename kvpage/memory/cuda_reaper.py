@@ -1,16 +1,18 @@
 """The one thread that unmaps device memory.
 
 The last tensor of a mapping may die in any thread and in the middle of garbage collection, while kernels still read the
-memory. So a finaliser only puts the region here; this thread binds the context, waits for the device, and unmaps.
+memory. So the death only puts a note here; this thread binds the context, waits for the device, and unmaps.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 from kvpage.memory.cuda_errors import log
 
@@ -21,8 +23,6 @@ class Region(ABC):
     def __init__(self, address: int, size_bytes: int) -> None:
         self.address = address
         self.size_bytes = size_bytes
-        self.given_up = False
-        """Set once nothing can reach the memory any more."""
         self._pid = os.getpid()
         self._callbacks: list[Callable[[], None]] = []
         self._settled = threading.Event()
@@ -36,15 +36,9 @@ class Region(ABC):
     def _unmap(self) -> None:
         """Wait for the device, then unmap. Raises `KvpageError`; the region is then mapped until the process ends."""
 
-    def give_up(self) -> None:
-        """Nothing can reach the memory any more. Safe in a finaliser."""
-        if os.getpid() == self._pid:  # a forked child shares no device memory
-            _REAPER.take(self)
-            self.given_up = True  # last: who waits for a region that was never taken would wait for ever
-
     def wait_until_settled(self) -> None:
         """Until it is unmapped, or has failed to be. Not for the reaper's own thread."""
-        if not _REAPER.is_current() and os.getpid() == self._pid:
+        if not REAPER.is_current() and os.getpid() == self._pid:
             self._settled.wait()
 
     def on_unmapped(self, callback: Callable[[], None]) -> None:
@@ -57,7 +51,7 @@ class Region(ABC):
             self._unmap()
         except Exception as error:  # noqa: BLE001 - nobody else unmaps: this thread must outlive any region
             # Never reported as free: whoever counts on it would take memory that something here may still write to.
-            log.error("%d bytes of device memory stay mapped until this process ends: %s", self.size_bytes, error)
+            log.error("%d bytes of device memory stay in use until this process ends: %s", self.size_bytes, error)
         else:
             self._unmapped = True
             self._notify()
@@ -77,10 +71,11 @@ class Region(ABC):
 
 
 class Reaper:
-    """Started with the first region it is given; ends with the process, whose end unmaps everything."""
+    """Started before the first region is made; ends with the process, whose end unmaps everything."""
 
     def __init__(self) -> None:
-        self._regions: SimpleQueue[Region] = SimpleQueue()  # its `put` may run inside a finaliser
+        self._dead: SimpleQueue[weakref.ref[Any]] = SimpleQueue()
+        self._regions: dict[weakref.ref[Any], Region] = {}
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._starting = threading.Lock()
@@ -91,8 +86,8 @@ class Reaper:
         with self._starting:
             if self._pid == os.getpid():
                 return
-            # Threads do not survive a fork, nor does what the parent had queued concern us.
-            self._regions = SimpleQueue()
+            # Threads do not survive a fork, nor does a child share the parent's regions.
+            self._dead, self._regions = SimpleQueue(), {}
             thread = threading.Thread(target=self._run, name="kvpage-reaper", daemon=True)
             thread.start()
             self._thread, self._pid = thread, os.getpid()
@@ -100,20 +95,17 @@ class Reaper:
     def _forget_lock(self) -> None:
         self._starting = threading.Lock()  # another thread of the parent may have held it
 
-    def take(self, region: Region) -> None:
-        self._regions.put(region)
+    def watch(self, claim: Any, region: Region) -> None:
+        """Unmap `region` when nothing refers to `claim` any more."""
+        # `put` is written in C and may run inside a finaliser: no interruption can come between the death and the note.
+        self._regions[weakref.ref(claim, self._dead.put)] = region
 
     def is_current(self) -> bool:
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:
         while True:
-            self._regions.get().settle()
+            self._regions.pop(self._dead.get()).settle()
 
 
-_REAPER = Reaper()
-
-
-def start_reaper() -> None:
-    """To be called before a region is made that it shall unmap."""
-    _REAPER.start()
+REAPER = Reaper()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,14 +18,16 @@ import torch
 
 from kvpage.errors import (
     DeviceUnavailable,
+    InternalError,
     KvpageError,
     NotEnoughMemory,
     NotFound,
     NotSupported,
     ProtocolError,
     SpecInvalid,
+    StaleHandle,
 )
-from kvpage.memory import cuda_child, cuda_maker
+from kvpage.memory import cuda_child, cuda_descriptor, cuda_maker
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, probe
 from kvpage.memory.cuda_device import CONTEXTS, CudaDevice, find_device, same_device
@@ -181,7 +185,7 @@ def test_more_than_is_free_is_refused_with_both_numbers(vmm: CudaVmmMemory, ipc:
 
 
 MAKING = {
-    "vmm": ("cuInit", "cuDeviceGetCount", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuMemGetInfo",
+    "vmm": ("cuInit", "cuDeviceGetCount", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemGetInfo",
             "cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
             "cuMemsetD8", "cuCtxSynchronize", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"),
     "ipc": ("cuInit", "cuDevicePrimaryCtxRetain", "cuMemGetInfo", "cuMemAlloc", "cuMemsetD8", "cuCtxSynchronize",
@@ -230,7 +234,7 @@ def test_the_worker_of_vmm_memory_needs_no_driver(devices: FakeDevices, vmm: Cud
         assert devices.used_bytes(devices.uuids[0]) == GRANULARITY_BYTES
 
 
-MAPPING = ("cuMemGetAllocationGranularity", "cuCtxPushCurrent", "cuMemImportFromShareableHandle",
+MAPPING = ("cuMemGetAllocationGranularity", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemImportFromShareableHandle",
            "cuMemGetAllocationPropertiesFromHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")  # fmt: skip
 
 
@@ -248,7 +252,9 @@ def test_whichever_call_fails_while_memory_is_mapped_nothing_is_left(function: s
         chunk.map().close()
 
 
-@pytest.mark.parametrize("function", ["cuCtxPushCurrent", "cuIpcOpenMemHandle", "cuMemGetAddressRange"])
+@pytest.mark.parametrize(
+    "function", ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuIpcOpenMemHandle", "cuMemGetAddressRange"]
+)
 def test_whichever_call_fails_while_a_handle_is_opened_nothing_is_left(function: str, ipc: CudaIpcMemory) -> None:
     with ipc.create(SIZE_BYTES) as chunk:
         chunk.map().close()
@@ -272,7 +278,7 @@ with CudaVmmMemory("cuda:0").create(4096) as chunk:
 
 
 def test_an_error_while_undoing_does_not_hide_the_first(devices: FakeDevices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVPAGE_FAKECUDA_FAULTS", "cuMemImportFromShareableHandle:1:999,cuCtxPopCurrent:1:1")
+    monkeypatch.setenv("KVPAGE_FAKECUDA_FAULTS", "cuMemImportFromShareableHandle:1:999,cuCtxSetCurrent:2:1")
     assert run_program(UNDOING_PROGRAM) == "cuMemImportFromShareableHandle"
 
 
@@ -282,11 +288,52 @@ def test_memory_of_another_device_is_refused(devices: FakeDevices, vmm: CudaVmmM
         again.map()
 
 
-def test_what_is_no_device_memory_is_refused_by_the_driver(vmm: CudaVmmMemory) -> None:
-    fd = os.memfd_create("not of a device")
+def test_what_is_no_device_memory_is_refused_by_the_driver(vmm: CudaVmmMemory, tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "not of a device", os.O_RDWR | os.O_CREAT)
     os.ftruncate(fd, SIZE_BYTES)
     with vmm.import_chunk(fd, SIZE_BYTES) as chunk, pytest.raises(ProtocolError, match="names no memory"):
         chunk.map()
+
+
+def _file_of(size_bytes: int, folder: Path) -> int:
+    fd = os.open(folder / "file", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, size_bytes)
+    return fd
+
+
+def _memfd() -> int:
+    fd = os.memfd_create("of the host")
+    os.ftruncate(fd, SIZE_BYTES)
+    return fd
+
+
+NO_MEMORY: dict[str, tuple[Callable[[Path], int], str]] = {
+    "a device of somebody else": (lambda folder: os.open("/dev/null", os.O_RDWR), "not one of NVIDIA's"),
+    "a file that is too small": (lambda folder: _file_of(SIZE_BYTES - 1, folder), f"has {SIZE_BYTES - 1} bytes"),
+    "memory of the host": (lambda folder: _memfd(), "memfd"),
+    "a name without a file": (lambda folder: os.open("/dev/null", os.O_PATH), "O_PATH"),
+    "a folder": (lambda folder: os.open(folder, os.O_RDONLY), "no driver"),
+    "an event": (lambda folder: os.eventfd(0), "no driver"),
+    "a socket": (lambda folder: socket.socket(socket.AF_UNIX).detach(), "no driver"),
+}
+
+
+@pytest.mark.parametrize("what", NO_MEMORY)
+def test_what_cannot_name_device_memory_is_refused_without_a_driver(
+    what: str, vmm: CudaVmmMemory, tmp_path: Path
+) -> None:
+    """As a worker does, which has no driver, when pools are handed over to it."""
+    opened, message = NO_MEMORY[what]
+    with pytest.raises(ProtocolError, match=message):
+        vmm.import_chunk(opened(tmp_path), SIZE_BYTES)
+
+
+def test_an_nvidia_device_is_known_by_its_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    listed = tmp_path / "devices"
+    listed.write_text(
+        "Character devices:\n  1 mem\n195 nvidia-frontend\n507 nvidia-uvm\n\nBlock devices:\n195 nvidia\n"
+    )
+    assert [major for major in (1, 195, 507, 508) if cuda_descriptor.is_nvidia(major, listed)] == [195, 507]
 
 
 def test_two_devices_are_mapped_at_once(devices: FakeDevices) -> None:
@@ -334,6 +381,29 @@ def test_a_read_only_mapping_is_asked_for_as_such(vmm: CudaVmmMemory, ipc: CudaI
         chunk.map(writable=False)
 
 
+def test_a_process_without_room_for_a_descriptor_is_told(vmm: CudaVmmMemory) -> None:
+    with vmm.create(SIZE_BYTES) as chunk:
+        chunk.map().close()
+        with no_room_for_descriptors():
+            for use in (chunk.export, chunk.map):
+                with pytest.raises(InternalError, match="copying a descriptor") as caught:
+                    use()
+                assert caught.value.details["errno"] == errno.EMFILE
+        os.close(chunk.export())
+
+
+@contextmanager
+def no_room_for_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.dup(0)  # the lowest number that is free: all below are taken
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(spare)
+
+
 # --- unmapping -------------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +415,8 @@ def test_the_device_is_waited_for_before_memory_is_unmapped(
     monkeypatch.setenv("KVPAGE_FAKECUDA_LOG", devices.env(log=True)["KVPAGE_FAKECUDA_LOG"])
     mapping.close()
     called = [call.function for call in devices.log()]
-    assert called == ["cuCtxPushCurrent", "cuCtxSynchronize", "cuMemUnmap", "cuMemAddressFree", "cuCtxPopCurrent"]
+    setting = ["cuCtxGetCurrent", "cuCtxSetCurrent"]
+    assert called == [*setting, "cuCtxSynchronize", "cuMemUnmap", "cuMemAddressFree", "cuCtxSetCurrent"]
 
 
 @pytest.mark.parametrize("function", ["cuCtxSynchronize", "cuMemUnmap"])
@@ -360,11 +431,44 @@ def test_memory_that_cannot_be_unmapped_is_never_called_free(
         set_faults(f"{function}:1:700")
         mapping.close()
     assert (mapping.unmapped, told) == (False, [])
-    assert "stay mapped" in caplog.text
+    assert "stay in use" in caplog.text
     assert devices.used_bytes(devices.uuids[0]) == GRANULARITY_BYTES
     set_faults("")
     mapping._region.settle()  # so that the next test finds nothing of this one
     assert mapping.unmapped
+
+
+def test_a_handle_that_was_not_given_back_when_mapping_is_given_back_when_unmapping(
+    vmm: CudaVmmMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = live()
+    set_faults("cuMemRelease:1:999")
+    with vmm.create(SIZE_BYTES) as chunk:
+        mapping = chunk.map()
+    assert live()["handles"] == before["handles"] + 1
+    assert "given back when they are unmapped" in caplog.text
+    wrap_double(mapping)[0] = 1
+    mapping.close()
+    assert mapping.unmapped
+    assert live() == before | {"contexts": live()["contexts"]}
+
+
+def test_memory_whose_handle_cannot_be_given_back_is_never_called_free(
+    devices: FakeDevices, vmm: CudaVmmMemory, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The handle alone keeps it, when nothing is mapped any more."""
+    told: list[str] = []
+    set_faults("cuMemRelease:0:999")
+    with vmm.create(SIZE_BYTES) as chunk:
+        mapping = chunk.map()
+        mapping.on_unmapped(lambda: told.append("unmapped"))
+        mapping.close()
+    assert (mapping.unmapped, told) == (False, [])
+    assert "stay in use" in caplog.text
+    assert devices.used_bytes(devices.uuids[0]) == GRANULARITY_BYTES
+    set_faults("")
+    mapping._region.settle()  # what was done is not done twice
+    assert (mapping.unmapped, told) == (True, ["unmapped"])
 
 
 # --- the holder of cuda_ipc memory -----------------------------------------------------------------------------------
@@ -400,9 +504,19 @@ def test_a_handle_of_memory_that_is_gone_is_refused(ipc: CudaIpcMemory) -> None:
     for child in cuda_maker.HOLDERS:
         child.wait(60)
     ours, theirs = os.pipe()
-    os.close(ours)
     with ipc.import_chunk(theirs, SIZE_BYTES, handle) as again, pytest.raises(ProtocolError):
         again.map()
+    os.close(ours)
+
+
+def test_memory_whose_holder_was_killed_is_told_to_be_lost(ipc: CudaIpcMemory) -> None:
+    with ipc.create(SIZE_BYTES) as chunk:
+        for child in cuda_maker.HOLDERS:
+            child.kill()
+            child.wait(60)
+        for use in (chunk.map, lambda: ipc.import_chunk(chunk.export(), SIZE_BYTES, chunk.handle)):
+            with pytest.raises(StaleHandle, match="has ended"):
+                use()
 
 
 def test_the_handle_is_shown_nowhere(ipc: CudaIpcMemory) -> None:
@@ -459,6 +573,43 @@ print(os.waitstatus_to_exitcode(status), mapping.unmapped)
 
 def test_a_forked_child_unmaps_nothing(devices: FakeDevices) -> None:
     assert run_program(FORKING_PROGRAM) == "0 True"
+
+
+FORKED_PROGRAM = """
+import os, sys, warnings
+from kvpage.errors import KvpageError
+from kvpage.memory.cuda import CudaVmmMemory
+from kvpage.memory.cuda_driver import CudaDriver
+warnings.simplefilter("ignore")  # of a fork in a process with threads
+if sys.argv[1] == "ours":
+    with CudaVmmMemory("cuda:0").create(4096) as chunk:
+        mapping = chunk.map()
+        use = chunk.map
+        if os.fork() == 0:
+            try:
+                use()
+            except KvpageError as error:
+                print(error.code, error, flush=True)
+            os._exit(0)
+        os.wait()
+        mapping.close()
+else:
+    from cuda.bindings import driver
+    driver.cuInit(0)  # as torch does
+    if os.fork() == 0:
+        try:
+            CudaDriver()
+        except KvpageError as error:
+            print(error.code, error, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.mark.parametrize("whose", ["ours", "torch's"])
+def test_a_forked_child_that_maps_is_told_to_spawn(whose: str, devices: FakeDevices) -> None:
+    told = run_program(FORKED_PROGRAM, whose)
+    assert all(part in told for part in ("not-supported", "was forked", "spawn"))
 
 
 VISIBLE_PROGRAM = """
@@ -527,15 +678,23 @@ def test_memory_outlives_the_process_that_had_it_made(kind: type[CudaVmmMemory],
 # --- what must not happen to the thread that unmaps ------------------------------------------------------------------
 
 INTERRUPTED_PROGRAM = """
-import sys
+import os, sys
+from pathlib import Path
 from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory
-from support.fakecuda import set_faults
+from support.eventually import until
+from support.fakecuda import live, set_faults
 from support.fakecuda_here import wrap_double
 from support.interrupting import interrupted
+
+def held():
+    return live() | {"descriptors": len(os.listdir("/proc/self/fd"))}
+
 kind = {kind.handle_kind: kind for kind in (CudaIpcMemory, CudaVmmMemory)}[sys.argv[1]]
 one, other = kind("cuda:0").create(4096), CudaVmmMemory("cuda:0").create(4096)
 one.map().close()
+other.map().close()
 set_faults("cuCtxSynchronize:0:delay=5")  # so that what was given up is still to be unmapped when the next one is made
+before = held()
 moment = 1
 while interrupted(one.map, moment):
     mapping = other.map()
@@ -548,14 +707,77 @@ while interrupted(one.map, moment):
     del view
     mapping.close()
     assert mapping.unmapped
+    until(lambda: held() == before)  # what the interrupted one had mapped has left the address space
     moment += 1
 print(moment)
 """
 
 
 @pytest.mark.parametrize("kind", ["cuda_vmm", "cuda_ipc"])
-def test_an_interruption_while_mapping_takes_nothing_from_another_mapping(kind: str, devices: FakeDevices) -> None:
-    assert int(run_program(INTERRUPTED_PROGRAM, kind)) > 30
+def test_an_interruption_while_mapping_leaves_nothing_and_takes_nothing_from_another_mapping(
+    kind: str, devices: FakeDevices
+) -> None:
+    assert int(run_program(INTERRUPTED_PROGRAM, kind)) > 15
+
+
+RETAINING_PROGRAM = """
+from kvpage.memory.cuda_device import PrimaryContexts, find_device
+from kvpage.memory.cuda_driver import CudaDriver
+from support.fakecuda import live
+from support.interrupting import interrupted
+driver = CudaDriver()
+device = find_device(driver, "cuda:0")
+moment, is_over = 1, False
+while not is_over:
+    contexts = PrimaryContexts()
+
+    def use():
+        with contexts.current(driver, device):
+            pass
+
+    is_over = not interrupted(use, moment)
+    use()
+    driver.release_context(device.ordinal)
+    assert live()["contexts"] == 0, f"moment {moment}: it was retained twice"
+    moment += 1
+print(moment)
+"""
+
+
+def test_a_context_is_retained_once_whatever_interrupts(devices: FakeDevices) -> None:
+    assert int(run_program(RETAINING_PROGRAM)) > 15
+
+
+CONTEXT_PROGRAM = """
+from cuda.bindings import driver as bindings
+from kvpage.memory.cuda_device import CONTEXTS, visible_devices
+from kvpage.memory.cuda_driver import CudaDriver
+from support.interrupting import interrupted
+driver = CudaDriver()
+one, other = visible_devices(driver)
+
+def use():
+    with CONTEXTS.current(driver, other):
+        pass
+
+use()
+for outer in (None, driver.retain_context(one.ordinal, one.uuid)):
+    if outer is not None:
+        bindings.cuCtxPushCurrent(outer)
+    wanted = int(driver.current_context())
+    moment = 1
+    while interrupted(use, moment):
+        assert int(driver.current_context()) == wanted, f"moment {moment}"
+        moment += 1
+    if outer is not None:
+        bindings.cuCtxPopCurrent()
+    assert int(driver.current_context()) == 0, "something lies below"
+print(moment)
+"""
+
+
+def test_an_interruption_leaves_the_callers_context_current(devices: FakeDevices) -> None:
+    assert int(run_program(CONTEXT_PROGRAM)) > 10
 
 
 def test_a_callback_that_fails_keeps_nobody_from_hearing(vmm: CudaVmmMemory, caplog: pytest.LogCaptureFixture) -> None:
