@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from kvpage.client.http import Client as Client
     from kvpage.errors import KvpageError as KvpageError
     from kvpage.planner.planner import plan as plan
+    from kvpage.planner.ranks import plan_ranks as plan_ranks
     from kvpage.plans import Plan as Plan
+    from kvpage.ranked_plan import RankedPlan as RankedPlan
     from kvpage.request import PlanRequest as PlanRequest
 
 _HOMES = {
@@ -34,10 +36,12 @@ _HOMES = {
     "KvpageError": "kvpage.errors",
     "Plan": "kvpage.plans",
     "PlanRequest": "kvpage.request",
+    "RankedPlan": "kvpage.ranked_plan",
     "__version__": "kvpage._version",
     "attach": "kvpage.client.connection",
     "connect": "kvpage.client.connection",
     "plan": "kvpage.planner.planner",
+    "plan_ranks": "kvpage.planner.ranks",
 }
 __all__ = [  # provided by __getattr__
     "AsyncClient",
@@ -47,10 +51,12 @@ __all__ = [  # provided by __getattr__
     "KvpageError",
     "Plan",
     "PlanRequest",
+    "RankedPlan",
     "__version__",
     "attach",
     "connect",
     "plan",
+    "plan_ranks",
 ]
 
 

@@ -18,13 +18,13 @@ from kvpage.request_backends import RequestModel, Size
 from kvpage.request_kinds import AnyLayer
 from kvpage.request_layers import LayerEntry
 from kvpage.request_model import with_model_layers
+from kvpage.request_ranks import Ranks, refuse_ranks
 from kvpage.request_shape import MAX_LAYERS, check_shape
 from kvpage.specs import LayerSpec, Lengths
 
 DEFAULT_NUM_BATCHED_TOKENS = 8192  # vLLM's on large GPUs
 
 _UNBUILT_FIELDS = (
-    "ranks",
     "workload",
     "max_groups",
     "max_block_size",
@@ -47,7 +47,7 @@ class PlanRequest(RequestModel):
     max_model_len: Size | None = None
     max_num_batched_tokens: Size = DEFAULT_NUM_BATCHED_TOKENS
     max_num_encoder_input_tokens: Size | None = None
-    ranks: Any = None
+    ranks: Ranks | None = None
     workload: Any = None
     max_groups: Any = None
     max_block_size: Any = None
@@ -71,6 +71,11 @@ class PlanRequest(RequestModel):
         if total > MAX_LAYERS:
             raise SpecInvalid(f"the counts of all layers add up to {total}; at most {MAX_LAYERS} layers are planned")
         return layers
+
+    @field_validator("ranks", mode="before")
+    @classmethod
+    def _is_of_one_rank(cls, ranks: object) -> None:
+        refuse_ranks(ranks)
 
     @field_validator(*_UNBUILT_FIELDS)
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvpage.errors import FieldError, SpecInvalid
 from kvpage.models.entry import SCHEMA, entry_layers
+from kvpage.models.model import ModelLayers
 
 FIELD = "model"
 _AT = f"/{FIELD}"
@@ -25,16 +26,25 @@ def with_model_layers(request: object) -> object:
     rest = {name: value for name, value in request.items() if name != FIELD}
     if request[FIELD] is None:
         return rest
+    check_alone(request)
+    return rest | said_by(entry_layers(request[FIELD], at=_AT), rest)
+
+
+def check_alone(request: Mapping[str, Any]) -> None:
+    """Raises `SpecInvalid` where `layers` stand beside a `model`."""
     if request.get("layers") is not None:
         detail = "model and layers are both given; a request has one of the two"
         raise SpecInvalid(f"{_AT}: {detail}", errors=[FieldError(_AT, detail)])
-    model = entry_layers(request[FIELD], at=_AT)
-    said: dict[str, Any] = {"layers": list(model.layers)}
+
+
+def said_by(model: ModelLayers, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that the model gives to a request with the other fields `rest`: the layers, and what `rest` leaves out."""
+    said: dict[str, Any] = {}
     if model.is_hybrid:
         said["align_hybrid"] = True
-    if model.max_model_len is not None and request.get("num_blocks") is None:
+    if model.max_model_len is not None and rest.get("num_blocks") is None:
         said["max_model_len"] = model.max_model_len
-    return said | {name: value for name, value in rest.items() if name != "layers"}
+    return {name: value for name, value in said.items() if name not in rest} | {"layers": list(model.layers)}
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from kvpage.errors import FieldError, SpecInvalid, shorten
+from kvpage.models.options import MAX_RANKS
 from kvpage.strict_json import pointer
 
 MAX_LAYERS = 4096
 MAX_KEYS = 64  # of an object; more are no fields of ours
-MAX_ITEMS = 64  # of an array other than the layers
+MAX_ITEMS = 64  # of an array other than layers and ranks
 MAX_DEPTH = 8
 
 Path = tuple[str | int, ...]
@@ -79,9 +80,12 @@ def _all_ascii(keys: Iterable[object]) -> bool:
 
 
 def _check_length(value: Sequence[object], path: Path) -> None:
-    if path == ("layers",):
+    if path == ("layers",) or (path[:1] == ("ranks",) and path[2:] == ("layers",)):
         if len(value) > MAX_LAYERS:
             raise _fault(f"layers has {len(value)} entries; at most {MAX_LAYERS} layers are planned", path)
+    elif path == ("ranks",):
+        if len(value) > MAX_RANKS:
+            raise _fault(f"ranks has {len(value)} entries; at most {MAX_RANKS} ranks are planned", path)
     elif len(value) > MAX_ITEMS:
         raise _fault(f"an array of {len(value)} entries; none here has more than {MAX_ITEMS}", path)
     _check_depth(path)

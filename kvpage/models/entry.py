@@ -18,6 +18,12 @@ SCHEMA: dict[str, Any] = {
         "config": {"type": "object", "description": "The object in the model's config.json (docs/models.md)."},
         "draft": {"type": "object", "description": "The config of a speculative draft model, planned beside it."},
         "tp": {**_COUNT, "maximum": MAX_RANKS, "default": 1, "description": "Tensor-parallel ranks."},
+        "attention_dp": {
+            **_COUNT,
+            "maximum": MAX_RANKS,
+            "default": 1,
+            "description": "Groups of the tensor-parallel ranks that attend to requests of their own.",
+        },
         "pp": {**_COUNT, "default": 1, "description": "Pipeline stages."},
         "pp_stage": {"type": "integer", "minimum": 0, "default": 0},
         "kv_dtype": {"type": "string", "default": "auto", "description": "vLLM's --kv-cache-dtype."},
@@ -42,4 +48,7 @@ def entry_layers(entry: object, *, at: str = "") -> ModelLayers:
     asked = as_options(options, at=at)
     target = model_layers(fields.required_child("config").values, asked, at=f"{at}/config")
     draft = fields.child("draft")
-    return target if draft is None else target.with_draft(model_layers(draft.values, asked, at=f"{at}/draft"))
+    if draft is None:
+        return target
+    drafted = model_layers(draft.values, asked.of_draft(), at=f"{at}/draft")
+    return target.with_draft(drafted) if asked.is_last_stage else target

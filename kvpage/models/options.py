@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from kvpage.errors import FieldError, SpecInvalid
 from kvpage.models.config import MAX_MODEL_LAYERS, MAX_SIZE, shown
@@ -21,6 +21,9 @@ class ModelOptions:
 
     tp: int = 1
     """Tensor-parallel ranks; the layers are those of one rank."""
+    attention_dp: int = 1
+    """Groups that the tensor-parallel ranks form for attention, each with requests of its own: heads and states are
+    divided among the tp / attention_dp ranks of a group only."""
     pp: int = 1
     """Pipeline stages; the layers are those of `pp_stage`."""
     pp_stage: int = 0
@@ -39,6 +42,9 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         self._check("tp", 1, MAX_RANKS)
+        self._check("attention_dp", 1, self.tp)
+        if self.tp % self.attention_dp:
+            raise self.fault("attention_dp", f"this must divide tp {self.tp}, which {self.attention_dp} does not")
         self._check("pp", 1, MAX_MODEL_LAYERS)
         self._check("pp_stage", 0, self.pp - 1)
         self._check("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)
@@ -49,6 +55,19 @@ class ModelOptions:
             raise self.fault("ssm_dtype", f"this must be one of {known}, not {shown(self.ssm_dtype)}")
         if not isinstance(self.kv_dtype, str):
             raise self.fault("kv_dtype", f"this must be a string, not {shown(self.kv_dtype)}")
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that share the heads of one attention layer."""
+        return self.tp // self.attention_dp
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.pp_stage == self.pp - 1
+
+    def of_draft(self) -> Self:
+        """The same for a draft model, which lies whole on the last stage (vLLM 0.24.0)."""
+        return replace(self, pp=1, pp_stage=0)
 
     def _check(self, name: str, least: int, most: int) -> None:
         value = getattr(self, name)

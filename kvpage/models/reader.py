@@ -24,7 +24,7 @@ def read_model(
     """The layers of a model, for a plan request: `{"layers": list(read_model("config.json", tp=4).layers), …}`.
 
     `model` and `draft` (a speculative draft model, planned into the same pool) are paths or the objects themselves;
-    `options` those of `ModelOptions` (tp, pp, pp_stage, kv_dtype, ssm_dtype, backend, block_size,
+    `options` those of `ModelOptions` (tp, attention_dp, pp, pp_stage, kv_dtype, ssm_dtype, backend, block_size,
     num_speculative_tokens). Raises `NotFound`, `TooLarge`, `JsonInvalid` for a file; `NotSupported` for a model type
     that is not known; `SpecInvalid` with JSON pointers into the config (for the draft below `/draft`).
     """
@@ -32,7 +32,8 @@ def read_model(
     target = model_layers(_config(model), asked)
     if draft is None:
         return target
-    return target.with_draft(model_layers(_config(draft), asked, at="/draft"))
+    drafted = model_layers(_config(draft), asked.of_draft(), at="/draft")
+    return target.with_draft(drafted) if asked.is_last_stage else target
 
 
 def _config(model: str | Path | Mapping[str, Any]) -> object:

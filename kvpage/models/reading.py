@@ -53,7 +53,8 @@ class Reading:
 
     @property
     def tp(self) -> int:
-        return self.options.tp
+        """Ranks that share the heads of a layer."""
+        return self.options.attention_tp
 
     def num_layers(self) -> int:
         older = self.config.has("num_layers") and not self.config.has("num_hidden_layers")

@@ -92,6 +92,11 @@ def _check_sharing(grouping: Grouping, layers: Mapping[str, Layer]) -> None:
                 )
 
 
+def sharing_pattern(layer: Layer, grouping: Grouping) -> tuple[object, ...] | None:
+    """What layers must have in common with `layer` to share its memory; None where any page of its size may."""
+    return None if _is_whole(layer, grouping.decided[layer.name].spec) else _pattern(layer, grouping)
+
+
 def _is_whole(layer: Layer, spec: LayerSpec) -> bool:
     return layer.backend is None or layer.backend.keeps_pages_whole(spec)
 

@@ -31,15 +31,21 @@ def group_latent_windows(layers: Sequence[Layer]) -> Grouping:
     for members in windows:
         groups += [_group(names, decided) for names in _dealt(members, decided, by_name, width)]
     slots = _slots(groups, decided)
-    most_tuples = max(_num_tuples({name: decided[name].spec for name in group.layers}) for group in groups)
     return Grouping(
         groups=tuple(groups),
         decided=decided,
         slots=tuple(names for _, names in slots),
         slot_page_sizes_bytes=tuple(page for page, _ in slots),
         arrangement="packed" if all(_is_packable(layer, decided[layer.name].spec) for layer in layers) else "regions",
-        charged_slots_bytes=most_tuples * sum(pages),
+        charged_slots_bytes=charged_bytes(groups, decided),
     )
+
+
+def charged_bytes(groups: Sequence[Group], decided: Mapping[str, Decided]) -> int:
+    """What a request is charged for a block: the tuples of the group that has most of them, each of all page sizes."""
+    specs = [{name: decided[name].spec for name in group.layers} for group in groups if group.layers]
+    pages = {spec.page_size_bytes for members in specs for spec in members.values()}
+    return max(map(_num_tuples, specs), default=0) * sum(pages)
 
 
 def tuples_side_by_side(counts: Sequence[int]) -> int:

@@ -214,7 +214,6 @@ NOT_BUILT: list[Case] = [
     ("/strategy", "nested", None),
     ("/strategy", "auto", None),
     ("/allocator", "slabs", None),
-    ("/ranks", [{}], None),
     ("/workload", [], None),
     ("/max_groups", 8, None),
     ("/max_block_size", 1024, None),
