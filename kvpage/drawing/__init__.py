@@ -1,0 +1,1 @@
+"""Pictures of plans as SVG, made of text alone: no library, no script, nothing to load."""

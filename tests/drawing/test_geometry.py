@@ -1,0 +1,106 @@
+"""Pictures are to scale and complete: measured against the bytes that the plan's tensors really have."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from drawing import plans, reading
+from kvpage.drawing.picture import layout_svg
+from kvpage.plans import Plan
+
+ARRANGEMENTS = plans.arrangements()
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_bars_are_to_scale_and_show_the_bytes_of_the_tensors(name: str) -> None:
+    plan = ARRANGEMENTS[name]
+    picture = reading.read(layout_svg(plan))
+    assert reading.faults(picture, plan) == []
+    drawn = [int(group) for bar in picture.of("slab") for group in bar.of.split()]
+    assert sorted(drawn) == list(range(len(plan.groups)))
+    assert bool(picture.of("stride")) == bool(plan.groups)
+
+
+@pytest.mark.parametrize("name", ["regions", "packed", "planes", "heads outside", "interleaved", "states", "nested"])
+def test_pieces_are_the_runs_of_bytes_that_walking_all_indices_finds(name: str) -> None:
+    plan = ARRANGEMENTS[name]
+    for bar in reading.read(layout_svg(plan)).of("slab"):
+        for group in map(int, bar.of.split()):
+            walked = reading.runs(reading.owned_bytes(plan, group, slab=2))
+            data = [rect for rect in bar.rects if rect.look[0] == "h"]
+            assert [rect.size_bytes for rect in data] == [size for _, size in walked]
+
+
+@pytest.mark.parametrize("name", ["packed", "interleaved", "nested"])
+def test_pieces_lie_where_the_tensors_have_them(name: str) -> None:
+    plan = ARRANGEMENTS[name]
+    for bar in reading.read(layout_svg(plan)).of("slab"):
+        walked = reading.runs(reading.owned_bytes(plan, int(bar.of.split()[0]), slab=2))
+        offset, places = 0, []
+        for rect in bar.rects:
+            if rect.look[0] == "h":
+                places.append(offset)
+            offset += rect.size_bytes
+        assert places == [start - 2 * plan.slab_bytes for start, _ in walked]
+
+
+def test_regions_are_drawn_apart_and_padding_behind_its_data() -> None:
+    first, second = reading.read(layout_svg(ARRANGEMENTS["regions"])).of("slab")[-2:]
+    assert [rect.look for rect in second.rects] == ["h1", "pad"] * 4 or [rect.look for rect in second.rects] == [
+        "h1", "pad", "h1", "pad", "h1", "pad", "free",
+    ]  # fmt: skip
+    gaps = [right.x - left.x - left.width for left, right in pairwise(first.rects)]
+    assert max(gaps) > 5
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_planned_is_drawn_truly(seed: int) -> None:
+    plan = random_plan(random.Random(seed))
+    picture = reading.read(layout_svg(plan))
+    assert reading.faults(picture, plan) == []
+    assert reading.overlaps(picture) == []
+
+
+def random_plan(rng: random.Random) -> Plan:
+    num_layers, page = rng.choice([1, 2, 7, 40, 300]), rng.choice([1, 64, 1000, 98_304])
+    blocks = rng.choice([1, 2, 13, 61, 131, 1039])
+    stride = num_layers * page + rng.choice([0, 1, 7, page * 3])
+    return plans.nested(
+        num_layers=num_layers, page_bytes=page, blocks_per_slab=blocks, slab_bytes=stride * blocks,
+        num_groups=rng.choice([1, 2, 5, 40]),
+    )  # fmt: skip
+
+
+# --- the checks fire --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "change"),
+    [
+        (r'class="h1"[^>]* width="([\d.]+)"', lambda width: width * 1.05),
+        (r'class="pad"[^>]* width="[\d.]+"[^>]*data-bytes="(\d+)"', lambda size: int(size) + 8),
+        (r'class="h0"[^>]*data-bytes="(\d+)"', lambda size: int(size) // 2),
+        (r'class="h0" x="([\d.]+)"', lambda x: x + 40),
+    ],
+)
+def test_a_picture_that_lies_is_found(pattern: str, change: object) -> None:
+    plan = ARRANGEMENTS["packed"]
+    svg = layout_svg(plan)
+    assert reading.faults(reading.read(svg), plan) == []
+    assert reading.faults(reading.read(reading.doctored(svg, pattern, change)), plan) != []
+
+
+def test_the_picture_of_another_plan_is_found() -> None:
+    picture = reading.read(layout_svg(ARRANGEMENTS["packed"]))
+    assert reading.faults(picture, ARRANGEMENTS["regions"]) != []
+
+
+def test_a_stride_that_is_drawn_wrong_is_found() -> None:
+    plan = ARRANGEMENTS["packed"]
+    svg = layout_svg(plan)
+    start = svg.index('data-panel="stride"')
+    wrong = reading.doctored(svg[start:], r'data-bytes="(\d+)"', lambda size: int(size) + 2)
+    assert any("stride" in fault for fault in reading.faults(reading.read(svg[:start] + wrong), plan))
