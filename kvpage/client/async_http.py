@@ -63,6 +63,9 @@ class AsyncClient:
     async def get_plan(self, plan_id: str) -> Plan:
         return await self._run(calls.get_plan(plan_id))
 
+    async def layout_svg(self, plan_id: str) -> str:
+        return await self._run(calls.layout_svg(plan_id))
+
     async def create_pool(
         self,
         request: object,

@@ -109,6 +109,15 @@ def get_plan(plan_id: str) -> Call[Plan]:
     return _decode_plan((yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}")))
 
 
+def layout_svg(plan_id: str) -> Call[str]:
+    answer = yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}/layout.svg")
+    content = answer.checked()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"the server's answer is no SVG document; it begins with {beginning(content)}") from error
+
+
 # --- pools -----------------------------------------------------------------------------------------------------------
 
 

@@ -73,6 +73,10 @@ class Client:
         """Raises `PlanNotFound` when the server has forgotten it; `plan` its request again then."""
         return self._run(calls.get_plan(plan_id))
 
+    def layout_svg(self, plan_id: str) -> str:
+        """The plan as an SVG document: pages, padding, slabs and strides to scale. Raises `PlanNotFound`."""
+        return self._run(calls.layout_svg(plan_id))
+
     # --- pools -------------------------------------------------------------------------------------------------------
 
     def create_pool(

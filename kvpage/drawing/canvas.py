@@ -53,6 +53,11 @@ class Canvas:
         """A line over what is below it."""
         self._parts.append(f'<path class="line" d="M{number(start)} {number(y + 5)}v-5H{number(end)}v5"/>')
 
+    def ticks(self, places: Iterable[float], y: float) -> None:
+        """Short lines down from `y`."""
+        lines = "".join(f"M{number(x)} {number(y)}v6" for x in places)
+        self._parts.append(f'<path class="line" d="{lines}"/>')
+
     def begin_group(self, **data: str) -> None:
         attributes = "".join(f' data-{name}="{escaped(value)}"' for name, value in data.items())
         self._parts.append(f"<g{attributes}>")

@@ -118,7 +118,7 @@ def _names(piece: Piece) -> Iterator[str]:
     else:
         yield printable(piece.layer)
         numbers = _NUMBER.findall(piece.layer)
-        if numbers:
+        if len(numbers) == 1:
             yield f"layer {numbers[0]}"
 
 

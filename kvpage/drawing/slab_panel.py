@@ -106,7 +106,7 @@ def _draw_labels(canvas: Canvas, row: Row, y: float) -> None:
         counted = f"{num_groups:,} groups of {counted}"
     block = "one state" if group.kind == "mamba" else f"{group.block_size:,} tokens"
     if group.blocks_per_slab > 1:
-        block = f"{group.blocks_per_slab:,} × {block}"
+        block = f"{group.blocks_per_slab:,} blocks of {block}"
     canvas.text(MARGIN, y + 12, clipped(kind_of(group), 14, _ROOM), 14, "bold")
     canvas.text(MARGIN, y + 29, clipped(f"{counted}, {block}", 12, _ROOM), 12, "soft")
     names = names_of(row)
@@ -125,7 +125,9 @@ def _draw_cell(canvas: Canvas, sketch: Sketch, row: Row, drawn: _Drawn, room: _R
     for index in range(blocks):
         x = drawn.x + index * block_px
         draw_pieces(canvas, sketch, block, x, room.y, BAR, room.px_per_byte)
-        canvas.rect(x, room.y, block_px, BAR, "slab")
+    canvas.rect(drawn.x, room.y, drawn.size_bytes * room.px_per_byte, BAR, "slab")
+    if blocks > 1:
+        canvas.ticks([drawn.x + index * block_px for index in range(blocks + 1)], room.y + BAR)
 
 
 def _is_thin(block: tuple[Piece, ...], px_per_byte: float) -> bool:

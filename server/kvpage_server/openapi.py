@@ -105,7 +105,7 @@ VERBOSE_PARAMETER = {"parameters": [_query("verbose", "name every check", {"type
 _PLAN_HEADERS = _headers(ETag="Of these bytes; the plan never changes")
 _NEW_PLAN = {
     "headers": _PLAN_HEADERS | _headers(Location="Where the plan is"),
-    "links": _links("plan_id", "/plan_id", "get_plan"),
+    "links": _links("plan_id", "/plan_id", "get_plan", "get_layout_svg"),
 }
 _POOL = {
     "headers": _headers(Location="Where the pool is"),
@@ -118,6 +118,15 @@ PLAN_ANSWERS: Answers = {
         "headers": _PLAN_HEADERS,
     },
     304: {"description": "The caller has the plan already (If-None-Match)"},
+    **problems(404, 422, 429),
+}
+PICTURE_ANSWERS: Answers = {
+    200: {
+        "description": "Pages, padding, slabs and strides to scale; light or dark as the reader prefers",
+        "content": {"image/svg+xml": {"schema": {"type": "string"}}},
+        "headers": _headers(ETag="Of these bytes; the picture changes with the version of kvpage only"),
+    },
+    304: {"description": "The caller has the picture already (If-None-Match)"},
     **problems(404, 422, 429),
 }
 POST_PLAN_ANSWERS: Answers = {

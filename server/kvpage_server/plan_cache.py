@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Literal, NamedTuple, TypeAlias
 
-Form: TypeAlias = Literal["full", "groups"]
+from kvpage._version import __version__
+
+Form: TypeAlias = Literal["full", "groups", "picture"]
 Encoding: TypeAlias = Literal["identity", "gzip"]
 
 ENTRY_OVERHEAD_BYTES = 512  # an entry's key, list node and object headers, roughly and rather too much
@@ -25,7 +27,8 @@ class Representation(NamedTuple):
     def etag(self) -> str:
         """Strong: differs whenever the bytes differ."""
         is_plain = self.form == "full" and self.encoding == "identity"
-        suffix = "" if is_plain else f"-{self.form}-{self.encoding}"
+        form = f"picture-{__version__}" if self.form == "picture" else self.form  # another version draws differently
+        suffix = "" if is_plain else f"-{form}-{self.encoding}"
         return f'"{self.plan_id}{suffix}"'
 
 

@@ -11,6 +11,12 @@ from kvpage_server.planning import Answer
 
 # A plan never changes, so whoever has it need not ask again. It may be forgotten here all the same.
 _FOREVER = (b"cache-control", b"max-age=31536000, immutable")
+# Its picture is drawn better by another version. It is shown alone in a browser: nothing in it may run or be loaded.
+_PICTURE = (
+    (b"cache-control", b"max-age=3600"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 
 class PlanResponse(Response):
@@ -33,9 +39,14 @@ def _headers(
 ) -> tuple[tuple[bytes, bytes], ...]:
     """`size_bytes`: None for an answer without a body."""
     headers = [(b"etag", representation.etag.encode()), (b"vary", b"Accept-Encoding")]
-    headers.append((b"location", f"/v1/plans/{representation.plan_id}".encode()) if is_location_new else _FOREVER)
+    is_picture = representation.form == "picture"
+    if is_picture:
+        headers += _PICTURE
+    else:
+        headers.append((b"location", f"/v1/plans/{representation.plan_id}".encode()) if is_location_new else _FOREVER)
     if size_bytes is not None:
-        headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % size_bytes)]
+        content_type = b"image/svg+xml" if is_picture else b"application/json"
+        headers += [(b"content-type", content_type), (b"content-length", b"%d" % size_bytes)]
         if representation.encoding == "gzip":
             headers.append((b"content-encoding", b"gzip"))
     return tuple(headers)

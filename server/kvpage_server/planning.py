@@ -16,7 +16,7 @@ from kvpage import strict_json
 from kvpage.errors import PlanNotFound, RateLimited, SpecInvalid, TooLarge, shorten
 from kvpage.plans import Plan
 from kvpage.wire.messages import MAX_PLAN_BYTES
-from kvpage_server.plan_cache import PlanCache, Representation, RequestDigest
+from kvpage_server.plan_cache import Form, PlanCache, Representation, RequestDigest
 
 MAX_PENDING = 64  # bodies of up to 4 MiB each wait in memory
 NUM_THREADS = 2  # more would only fight for the interpreter lock
@@ -135,7 +135,7 @@ class PlanService:
                 details={"plan_id": wanted.plan_id},
             )
         plain = Representation(wanted.plan_id, wanted.form)
-        body = full if wanted.form == "full" else await self._derived(plain, full, _without_layers)
+        body = full if wanted.form == "full" else await self._derived(plain, full, _DERIVED[wanted.form])
         if wanted.encoding == "gzip" and len(body) >= MIN_GZIP_BYTES:
             return Answer(representation=wanted, body=await self._derived(wanted, body, _compressed))
         return Answer(representation=plain, body=body)
@@ -179,6 +179,15 @@ def _without_layers(plan: bytes) -> bytes:
     content = msgspec.json.decode(plan)
     del content["layers"]
     return msgspec.json.encode(content)
+
+
+def _drawn(plan: bytes) -> bytes:
+    from kvpage.drawing.picture import layout_svg  # for those who look at plans
+
+    return layout_svg(msgspec.json.decode(plan, type=Plan)).encode()
+
+
+_DERIVED: Mapping[Form, Callable[[bytes], bytes]] = {"groups": _without_layers, "picture": _drawn}
 
 
 def _compressed(plain: bytes) -> bytes:

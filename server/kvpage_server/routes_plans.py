@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvpage.errors import PlanNotFound
 from kvpage_server.bodies import accepts_gzip, json_body
-from kvpage_server.openapi import DETAIL_PARAMETER, PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
+from kvpage_server.openapi import DETAIL_PARAMETER, PICTURE_ANSWERS, PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
 from kvpage_server.plan_cache import Form, Representation
 from kvpage_server.plan_response import PlanResponse
 from kvpage_server.queries import known_query, query_form
@@ -23,6 +23,12 @@ def add_routes(app: FastAPI) -> None:
         "/v1/plans/{plan_id}", get_plan, methods=["GET"], operation_id="get_plan", summary="A plan by its id",
         openapi_extra=DETAIL_PARAMETER, responses=PLAN_ANSWERS,
     )  # fmt: skip
+    path = "/v1/plans/{plan_id}/layout.svg"
+    app.add_api_route(
+        path, get_picture, methods=["GET"], operation_id="get_layout_svg", summary="A picture of a plan",
+        responses=PICTURE_ANSWERS,
+    )  # fmt: skip
+    app.add_api_route(path, get_picture, methods=["HEAD"], include_in_schema=False)
 
 
 async def post_plan(request: Request) -> Response:
@@ -37,12 +43,23 @@ async def post_plan(request: Request) -> Response:
 
 async def get_plan(request: Request, plan_id: str) -> Response:
     """`?detail=groups` leaves the layers out. `If-None-Match` with the plan's ETag gives 304."""
+    return await _get(request, _wanted(request, plan_id, query_form(request)))
+
+
+async def get_picture(request: Request, plan_id: str) -> Response:
+    """An SVG document, the same to everybody who asks the same version of kvpage."""
+    known_query(request)
+    return await _get(request, _wanted(request, plan_id, "picture"))
+
+
+async def _get(request: Request, wanted: Representation) -> Response:
     services = services_of(request)
-    wanted = _wanted(request, plan_id, query_form(request))
     try:
         answer = await services.plans.answer(wanted)
     except PlanNotFound:
-        await services.plans.recall(plan_id, await services.pools.plan(plan_id))  # a plan in use is never forgotten
+        await services.plans.recall(
+            wanted.plan_id, await services.pools.plan(wanted.plan_id)
+        )  # a plan in use is never forgotten
         answer = await services.plans.answer(wanted)
     if _has_already(request, answer.representation):
         return PlanResponse(answer, 304)

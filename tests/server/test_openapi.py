@@ -22,6 +22,7 @@ DOCUMENT: dict[str, Any] = json.loads(COMMITTED.read_text())
 OPERATIONS = {
     "/v1/plans": {"post"},
     "/v1/plans/{plan_id}": {"get"},
+    "/v1/plans/{plan_id}/layout.svg": {"get"},
     "/v1/pools": {"get", "post"},
     "/v1/pools/{pool_id}": {"get", "delete"},
     "/v1/pools/{pool_id}/tensors": {"get"},
@@ -36,6 +37,7 @@ ANYWHERE = {"400", "401", "403", "405", "408", "413", "500", "503"}  # what the 
 PROBLEMS = {
     "create_plan": "409 415 422 429",
     "get_plan": "404 422 429",
+    "get_layout_svg": "404 422 429",
     "create_pool": "409 415 422 429 502",
     "list_pools": "422 502",
     "get_pool": "404 422 502",
