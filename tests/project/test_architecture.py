@@ -27,6 +27,7 @@ LAYERS = (
         "kvpage.pointers",
     ),
     ("kvpage.ranked_plan",),
+    ("kvpage.simulation",),
     ("kvpage.plans", "kvpage.plan_check"),
     ("kvpage.layers",),
     ("kvpage.latent_specs",),
