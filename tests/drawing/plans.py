@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 import kvpage
-from kvpage.plans import Capacity, GroupPlan, LayerPlan, Plan, TensorView, Waste
+from kvpage.plans import GroupPlan, LayerPlan, Plan, TensorView, Waste
 from planner import build
 
 Json = dict[str, Any]
@@ -67,16 +67,13 @@ def nested(
                 block_stride_bytes=slab_bytes // blocks_per_slab,
             )
         )  # fmt: skip
-    return Plan(
-        plan_id="sha256:" + "0123456789abcdef" * 4, strategy="nested", num_blocks=num_slabs,
+    any_plan = planned(build.full(backend="flash_attn"))
+    return msgspec.structs.replace(
+        any_plan, plan_id="sha256:" + "0123456789abcdef" * 4, strategy="nested", num_blocks=num_slabs,
         bytes_per_block=slab_bytes, slab_bytes=slab_bytes, buffer_size_bytes=num_slabs * slab_bytes,
         groups=tuple(groups), layers=layers,
         waste=Waste(
             total_bytes=100, live_bytes=70, padding_bytes=20, group_rounding_bytes=6, tail_bytes=4, unallocated_bytes=0
-        ),
-        capacity=Capacity(
-            max_model_len=None, max_num_batched_tokens=1, blocks_per_request=None, request_bytes=None,
-            max_concurrency=None, longest_request_tokens=None,
         ),
     )  # fmt: skip
 
