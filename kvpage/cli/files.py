@@ -33,6 +33,18 @@ def read_request(name: str) -> Any:
     return {"strategy": DEFAULT_STRATEGY, **request} if isinstance(request, dict) else request
 
 
+def write_text(name: str, text: str) -> None:
+    """Write `text` to file `name`, or to standard output for `-`. Raises `NotFound` naming the file."""
+    if name == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(name).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise NotFound(f"cannot write {_shown(name)}: {reason}; check the path") from error
+
+
 def _read(name: str) -> bytes:
     try:
         if name == "-":

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from kvpage.cli import model_options as of
-from kvpage.cli.files import read_request
+from kvpage.cli.files import read_request, write_text
 from kvpage.cli.output import print_plan
 from kvpage.errors import SpecInvalid
+from kvpage.plans import Plan
 
 
 def plan(
     file: Annotated[str | None, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the plan; - for standard output.")] = None,
+    comparing: Annotated[bool, typer.Option("--compare", help="All strategies side by side, and vLLM 0.24.")] = False,
     all_layers: Annotated[bool, typer.Option("--all", help="One row a layer; else like layers share a row.")] = False,
     model: of.ModelPath = None,
     draft: of.DraftPath = None,
@@ -32,10 +36,13 @@ def plan(
 ) -> None:
     """Compute one page layout for all layers. Needs no server.
 
-    Examples: kvpage plan model.yaml; kvpage plan --model ./Qwen3-8B --tp 4 --memory 60GiB
+    Examples: kvpage plan model.yaml --svg layout.svg; kvpage plan --model ./Qwen3-8B --tp 4 --memory 60GiB --compare
     """
+    from kvpage.drawing.picture import layout_svg
     from kvpage.planner.planner import plan as compute
 
+    if comparing and svg is not None:
+        raise SpecInvalid("--svg draws one plan, --compare has several; give one of the two")
     if (file is None) == (model is None):
         raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
     request: Any = read_request(file) if file is not None else None
@@ -44,10 +51,33 @@ def plan(
         options = {"tp": tp, "pp": pp, "pp_stage": pp_stage, "kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
         options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
         request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
-    computed = compute(request)
+    computed = None if comparing else compute(request)
     if model is not None:
         of.print_notes(request)
+    if computed is None:
+        compare_strategies(request, as_json=as_json)
+        return
+    if svg is not None:
+        write_text(svg, layout_svg(computed))
+    if svg != "-":
+        show(computed, as_json=as_json, all_layers=all_layers)
+
+
+def show(computed: Plan, *, as_json: bool, all_layers: bool) -> None:
     if as_json:
         typer.echo(computed.to_json())
     else:
         print_plan(computed, all_layers=all_layers)
+
+
+def compare_strategies(request: Any, *, as_json: bool) -> None:
+    """Exit status 1 when no strategy has a plan."""
+    from kvpage.cli.compare import compare, print_comparison
+
+    comparison = compare(request)
+    if as_json:
+        typer.echo(msgspec.json.encode(comparison))
+    else:
+        print_comparison(comparison)
+    if comparison.is_refused:
+        raise typer.Exit(1)
