@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -100,18 +101,23 @@ def _cell_labels(sketch: Sketch, drawn: _Drawn) -> Iterator[str]:
 
 
 def _draw_labels(canvas: Canvas, row: Row, y: float) -> None:
-    group, num_layers, num_groups = row.group, len(row.layers), len(row.groups)
-    counted = f"{num_layers:,} layers" if num_layers > 1 else "1 layer"
-    if num_groups > 1:
-        counted = f"{num_groups:,} groups of {counted}"
-    block = "one state" if group.kind == "mamba" else f"{group.block_size:,} tokens"
-    if group.blocks_per_slab > 1:
-        block = f"{group.blocks_per_slab:,} blocks of {block}"
-    canvas.text(MARGIN, y + 12, clipped(kind_of(group), 14, _ROOM), 14, "bold")
-    canvas.text(MARGIN, y + 29, clipped(f"{counted}, {block}", 12, _ROOM), 12, "soft")
-    names = names_of(row)
-    name = first_that_fits(names, 11, _ROOM) or clipped(names[-1], 11, _ROOM)
-    canvas.text(MARGIN, y + 44, name, 11, "soft mono name")
+    canvas.text(MARGIN, y + 12, clipped(kind_of(row.group), 14, _ROOM), 14, "bold")
+    for below, font_px, look, texts in ((29, 12, "soft", _sizes(row)), (44, 11, "soft mono name", names_of(row))):
+        text = first_that_fits(texts, font_px, _ROOM) or clipped(texts[-1], font_px, _ROOM)
+        canvas.text(MARGIN, y + below, text, font_px, look)
+
+
+def _sizes(row: Row) -> tuple[str, ...]:
+    """How many of what, the wordier first."""
+    layers, groups, blocks = len(row.layers), len(row.groups), row.group.blocks_per_slab
+    kept = "one state" if row.group.kind == "mamba" else f"{row.group.block_size:,} tokens"
+    many = f"{layers:,} layers" if layers > 1 else "1 layer"
+    long = (
+        f"{groups:,} groups of {many}" if groups > 1 else many,
+        f"{blocks:,} blocks of {kept}" if blocks > 1 else kept,
+    )
+    short = (f"{groups:,} × {many}" if groups > 1 else many, f"{blocks:,} × {kept}" if blocks > 1 else kept)
+    return ", ".join(long), ", ".join(short)
 
 
 def _draw_cell(canvas: Canvas, sketch: Sketch, row: Row, drawn: _Drawn, room: _Room) -> None:
@@ -131,5 +137,9 @@ def _draw_cell(canvas: Canvas, sketch: Sketch, row: Row, drawn: _Drawn, room: _R
 
 
 def _is_thin(block: tuple[Piece, ...], px_per_byte: float) -> bool:
-    sizes = [piece.size_bytes for piece in block if piece.what == "data"]
-    return len(sizes) > 1 and min(sizes) * px_per_byte < _MIN_PAGE
+    """Whether some layer has so little in the block that it could hardly be seen."""
+    sizes: Counter[str] = Counter()
+    for piece in block:
+        if piece.what == "data":
+            sizes[piece.layer] += piece.size_bytes
+    return len(sizes) > 1 and min(sizes.values()) * px_per_byte < _MIN_PAGE
