@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from kvpage.drawing.canvas import Canvas
 from kvpage.drawing.sketch import MARGIN, WIDTH, Sketch, kind_of
 from kvpage.drawing.slab_panel import draw_slabs
-from kvpage.drawing.stride_panel import draw_strides
+from kvpage.drawing.stride_panel import draw_strides, one_layer
 from kvpage.drawing.style import HUES
 from kvpage.drawing.text import clipped, width_px
 from kvpage.errors import printable
@@ -95,8 +95,8 @@ def _keys(sketch: Sketch) -> Iterator[tuple[str, str]]:
         yield "pad", "padding of a page"
     if "unused" in whats:
         yield "free", "unused by the group"
-    if any(len(row.layers) > 1 and len(sketch.cells) < len(row.layers) for row in sketch.rows):
-        yield "other", "other layers of the block"
+    if any(piece.what == "other" for row in sketch.rows for piece in one_layer(row)):
+        yield "other", "other layers of the block, or unused"
 
 
 def _draw_keys(canvas: Canvas, top: float, keys: Iterator[tuple[str, str]] | list[tuple[str, str]]) -> float:

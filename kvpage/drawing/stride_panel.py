@@ -38,8 +38,7 @@ def _unlike(sketch: Sketch) -> list[Row]:
 def _draw_row(canvas: Canvas, sketch: Sketch, row: Row, y: float) -> None:
     layer = row.layers[0]
     runs = block_runs(layer.tensors[0])
-    cell = next(index for index, block in enumerate(row.blocks) if any(piece.layer == layer.name for piece in block))
-    block = tuple(_of_one_layer(row.blocks[cell], layer.name))
+    block = one_layer(row)
     if len(block) > _MAX_PIECES:
         block = gathered(block)
     px_per_byte = BARS_WIDTH / (_SHOWN_BLOCKS * runs.stride_bytes)
@@ -67,6 +66,13 @@ def _facts(sketch: Sketch, row: Row, layer: LayerPlan) -> Iterator[str]:
         yield f"in {planes:,} places, of which one is shown: an axis of the tensor lies outside its blocks"
     if row.group.blocks_per_slab > 1:
         yield f"a slab of {sketch.plan.slab_bytes:,} has {row.group.blocks_per_slab:,} such blocks"
+
+
+def one_layer(row: Row) -> tuple[Piece, ...]:
+    """A block of the row's first layer, where that lies first."""
+    name = row.layers[0].name
+    block = next(block for block in row.blocks if any(piece.layer == name for piece in block))
+    return tuple(_of_one_layer(block, name))
 
 
 def _of_one_layer(block: Sequence[Piece], layer: str) -> Iterator[Piece]:
