@@ -66,7 +66,8 @@ def _moved(fault: FieldError) -> FieldError:
 
 
 def describe(schema: dict[str, Any]) -> None:
-    """Says in the JSON schema of a plan request that it has layers or a model."""
+    """Says in the JSON schema of a plan request that it has layers, or a model, or ranks that write theirs out."""
     schema["properties"][FIELD] = SCHEMA
     schema["required"] = [name for name in schema["required"] if name != "layers"]
-    schema["oneOf"] = [{"required": ["layers"]}, {"required": [FIELD]}]
+    shared = {"anyOf": [{"required": ["layers"]}, {"required": [FIELD]}]}
+    schema["oneOf"] = [*shared["anyOf"], {"required": ["ranks"], "not": shared}]

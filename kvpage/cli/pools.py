@@ -51,6 +51,7 @@ def create(
     file: Annotated[str, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")],
     name: Annotated[str, typer.Option("--name", help="Unique on the device; the same name and plan is the same pool.")],
     device: Annotated[str, typer.Option("--device", help="Device that holds it.")] = "host",
+    rank: Annotated[int | None, typer.Option("--rank", help="Whose plan, where the request has ranks, from 0.")] = None,
     plan_id: Annotated[str | None, typer.Option("--plan-id", help="Refuse any other plan.")] = None,
     handle_kind: Annotated[
         str | None, typer.Option("--handle-kind", help="cuda_ipc for who cannot take what is best on the device.")
@@ -66,7 +67,9 @@ def create(
     """
     with _client(run_dir, url, token_file) as client:
         request = read_request(file)
-        pool = client.create_pool(request, device=device, name=name, plan_id=plan_id, handle_kind=handle_kind)
+        pool = client.create_pool(
+            request, device=device, name=name, rank=rank, plan_id=plan_id, handle_kind=handle_kind
+        )
     _print(pool, as_json)
 
 

@@ -13,6 +13,7 @@ from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.unix_transport import AsyncUnixTransport
 from kvpage.plans import Plan
+from kvpage.ranked_plan import RankedPlan
 
 _Result = TypeVar("_Result")
 
@@ -60,6 +61,9 @@ class AsyncClient:
     async def plan(self, request: object) -> Plan:
         return await self._run(calls.plan(request))
 
+    async def plan_ranks(self, request: object) -> RankedPlan:
+        return await self._run(calls.plan_ranks(request))
+
     async def get_plan(self, plan_id: str) -> Plan:
         return await self._run(calls.get_plan(plan_id))
 
@@ -72,13 +76,20 @@ class AsyncClient:
         *,
         name: str,
         device: str = "host",
+        rank: int | None = None,
         plan_id: str | None = None,
         handle_kind: str | None = None,
         wait_s: float = 30.0,
     ) -> Pool:
         return await self._run(
             calls.create_pool(
-                request, name=name, device=device, plan_id=plan_id, handle_kind=handle_kind, wait_s=wait_s
+                request,
+                name=name,
+                device=device,
+                rank=rank,
+                plan_id=plan_id,
+                handle_kind=handle_kind,
+                wait_s=wait_s,
             )
         )
 

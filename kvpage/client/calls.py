@@ -20,6 +20,7 @@ from kvpage.client.problem import beginning, error_of
 from kvpage.client.resources import Device, DeviceList, ForgottenPool, Health, Pool, PoolList, PoolTensors
 from kvpage.errors import (
     Conflict,
+    FieldError,
     KvpageError,
     PoolNotFound,
     ProtocolError,
@@ -28,6 +29,7 @@ from kvpage.errors import (
     shorten,
 )
 from kvpage.plans import Plan
+from kvpage.ranked_plan import RankedPlan
 
 MAX_WAIT_S = 30.0
 """The longest wait the server grants in one request."""
@@ -38,6 +40,7 @@ MAX_ANSWER_BYTES = 64 << 20
 MAX_IDENTIFIER_BYTES = 256
 
 _Result = TypeVar("_Result")
+_Plans = TypeVar("_Plans", Plan, RankedPlan)
 _Resource = TypeVar("_Resource", bound=msgspec.Struct)
 
 
@@ -102,11 +105,18 @@ Call: TypeAlias = Generator[Request, Answer, _Result]
 
 
 def plan(request: object) -> Call[Plan]:
-    return _decode_plan((yield Request(method="POST", path="/v1/plans", body=_request_json(request))))
+    if isinstance(request, Mapping) and request.get("ranks") is not None:
+        detail = "this request is of several ranks: plan_ranks plans them"
+        raise SpecInvalid(f"/ranks: {detail}", errors=[FieldError("/ranks", detail)])
+    return _proven(Plan, (yield Request(method="POST", path="/v1/plans", body=_request_json(request))))
+
+
+def plan_ranks(request: object) -> Call[RankedPlan]:
+    return _proven(RankedPlan, (yield Request(method="POST", path="/v1/plans", body=_ranked_json(request))))
 
 
 def get_plan(plan_id: str) -> Call[Plan]:
-    return _decode_plan((yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}")))
+    return _proven(Plan, (yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}")))
 
 
 def layout_svg(plan_id: str) -> Call[str]:
@@ -122,14 +132,21 @@ def layout_svg(plan_id: str) -> Call[str]:
 
 
 def create_pool(
-    request: object, *, name: str, device: str, plan_id: str | None, handle_kind: str | None, wait_s: float
+    request: object,
+    *,
+    name: str,
+    device: str,
+    rank: int | None,
+    plan_id: str | None,
+    handle_kind: str | None,
+    wait_s: float,
 ) -> Call[Pool]:
     checked_text("name", name)
     checked_text("device", device)
     checked_optional("plan_id", plan_id)
     deadline_s = time.monotonic() + checked_seconds("wait_s", wait_s)
     checked_optional("handle_kind", handle_kind)
-    optional = {"plan_id": plan_id, "handle_kind": handle_kind}
+    optional = {"rank": rank, "plan_id": plan_id, "handle_kind": handle_kind}
     asked = {"name": name, "device": device, "request": msgspec.Raw(_request_json(request))} | {
         key: value for key, value in optional.items() if value is not None
     }
@@ -228,6 +245,13 @@ def _request_json(request: object) -> bytes:
     return _encode(dump(mode="json", exclude_unset=True))
 
 
+def _ranked_json(request: object) -> bytes:
+    """All ranks of a model are asked for where the request does not name its ranks, as `kvpage.plan_ranks` reads it."""
+    if isinstance(request, Mapping) and request.get("ranks") is None:
+        return _encode({**request, "ranks": "all"})
+    return _request_json(request)
+
+
 def _encode(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
@@ -244,13 +268,14 @@ def _decode(content: bytes, kind: type[_Resource]) -> _Resource:
         ) from error
 
 
-def _decode_plan(answer: Answer) -> Plan:
+def _proven(kind: type[_Plans], answer: Answer) -> _Plans:
     content = answer.checked()
     try:
-        return Plan.from_json(content)
+        return kind.from_json(content)
     except KvpageError as error:
         raise ProtocolError(
-            f"the server's answer is not a plan: {shorten(error.message)}; it begins with {beginning(content)}"
+            f"the server's answer is not a {kind.__name__}: {shorten(error.message)}; it begins with "
+            f"{beginning(content)}"
         ) from error
 
 

@@ -13,6 +13,7 @@ from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.unix_transport import UnixTransport
 from kvpage.plans import Plan
+from kvpage.ranked_plan import RankedPlan
 
 _Result = TypeVar("_Result")
 
@@ -69,6 +70,10 @@ class Client:
         """The server's plan for `request`, a mapping or a `PlanRequest`. Raises `SpecInvalid` with pointers into it."""
         return self._run(calls.plan(request))
 
+    def plan_ranks(self, request: object) -> RankedPlan:
+        """The server's plans for all ranks of `request`, as `kvpage.plan_ranks` makes them."""
+        return self._run(calls.plan_ranks(request))
+
     def get_plan(self, plan_id: str) -> Plan:
         """Raises `PlanNotFound` when the server has forgotten it; `plan` its request again then."""
         return self._run(calls.get_plan(plan_id))
@@ -85,6 +90,7 @@ class Client:
         *,
         name: str,
         device: str = "host",
+        rank: int | None = None,
         plan_id: str | None = None,
         handle_kind: str | None = None,
         wait_s: float = 30.0,
@@ -92,13 +98,19 @@ class Client:
         """Make a pool of the plan for `request`, or find the one of this name and plan.
 
         Waits up to `wait_s` for its memory; after that the pool's `state` is still `creating`, and `get_pool` tells
-        more. `plan_id`: refuse any other plan. `handle_kind`: how its memory is shared, if not as is best on the device
-        (`cuda_ipc`). Raises `Conflict` (another plan under this name or than expected), `NotEnoughMemory`,
-        `SpecInvalid`, `DeviceUnavailable`.
+        more. `rank`: whose plan, where the request has several. `plan_id`: refuse any other plan. `handle_kind`: how
+        its memory is shared, if not as is best on the device (`cuda_ipc`). Raises `Conflict` (another plan under this
+        name or than expected), `NotEnoughMemory`, `SpecInvalid`, `DeviceUnavailable`.
         """
         return self._run(
             calls.create_pool(
-                request, name=name, device=device, plan_id=plan_id, handle_kind=handle_kind, wait_s=wait_s
+                request,
+                name=name,
+                device=device,
+                rank=rank,
+                plan_id=plan_id,
+                handle_kind=handle_kind,
+                wait_s=wait_s,
             )
         )
 

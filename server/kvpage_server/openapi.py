@@ -18,6 +18,7 @@ from fastapi.openapi.utils import get_openapi
 from kvpage.client import resources
 from kvpage.errors import ERRORS_BY_CODE
 from kvpage.plans import Plan
+from kvpage.ranked_plan import RankedPlan
 from kvpage_server.problems import PROBLEM_JSON, Problem
 
 _TEMPLATE = "#/components/schemas/{}"
@@ -56,6 +57,12 @@ def answers(schema: str, *problem_statuses: int) -> Answers:
     return {200: _answer(schema, "OK"), **problems(*problem_statuses)}
 
 
+def _plans(description: str) -> dict[str, Any]:
+    """A plan, or with `ranks` in the request the plans of all."""
+    schema = {"anyOf": [_reference("Plan"), _reference("RankedPlan")]}
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
 def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
@@ -68,9 +75,9 @@ def _links(parameter: str, pointer: str, *operations: str) -> dict[str, Any]:
     }
 
 
-def _headers(**descriptions: str) -> dict[str, Any]:
+def _headers(*, required: bool = True, **descriptions: str) -> dict[str, Any]:
     return {
-        name.replace("_", "-"): {"description": text, "schema": {"type": "string"}, "required": True}
+        name.replace("_", "-"): {"description": text, "schema": {"type": "string"}, "required": required}
         for name, text in descriptions.items()
     }
 
@@ -104,7 +111,11 @@ VERBOSE_PARAMETER = {"parameters": [_query("verbose", "name every check", {"type
 
 _PLAN_HEADERS = _headers(ETag="Of these bytes; the plan never changes")
 _NEW_PLAN = {
-    "headers": _PLAN_HEADERS | _headers(Location="Where the plan is"),
+    "headers": _headers(
+        required=False,  # the plans of several ranks have neither as a whole
+        ETag="Of these bytes; the plan never changes",
+        Location="Where the plan is",
+    ),
     "links": _links("plan_id", "/plan_id", "get_plan", "get_layout_svg"),
 }
 _POOL = {
@@ -130,8 +141,8 @@ PICTURE_ANSWERS: Answers = {
     **problems(404, 422, 429),
 }
 POST_PLAN_ANSWERS: Answers = {
-    200: _answer("Plan", "This server had the plan already", **_NEW_PLAN),
-    201: _answer("Plan", "A plan this server did not have", **_NEW_PLAN),
+    200: _plans("This server had the plan already, or those of all ranks") | _NEW_PLAN,
+    201: _plans("A plan this server did not have, or one of several ranks") | _NEW_PLAN,
     **problems(400, 409, 413, 415, 422, 429),
 }
 POOL_LIST_ANSWERS = answers("PoolList", 422, *_WORKER)
@@ -219,7 +230,7 @@ def _schemas() -> dict[str, Any]:
     describe_model(plan_request)
     schemas: dict[str, Any] = plan_request.pop("$defs", {})
     schemas["PlanRequest"] = plan_request
-    kinds = [Plan, Problem, PoolRequest, resources.Pool, resources.PoolList, resources.PoolTensors]
+    kinds = [Plan, RankedPlan, Problem, PoolRequest, resources.Pool, resources.PoolList, resources.PoolTensors]
     kinds += [resources.ForgottenPool, resources.DeviceList, resources.Health]
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE.format("{name}"))
     schemas.update(components)

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvpage import strict_json
-from kvpage.errors import PlanNotFound, RateLimited, SpecInvalid, TooLarge, shorten
+from kvpage.errors import PlanNotFound, RateLimited, SpecInvalid, shorten
+from kvpage.planner.ranks import plan_ranks
 from kvpage.plans import Plan
-from kvpage.wire.messages import MAX_PLAN_BYTES
-from kvpage_server.plan_cache import Form, PlanCache, Representation, RequestDigest
+from kvpage_server.encoded_plans import EncodedPlan as EncodedPlan
+from kvpage_server.encoded_plans import EncodedRanks, encoded, encoded_ranks
+from kvpage_server.plan_cache import Encoding, Form, PlanCache, Representation, RequestDigest
 
 MAX_PENDING = 64  # bodies of up to 4 MiB each wait in memory
 NUM_THREADS = 2  # more would only fight for the interpreter lock
@@ -25,15 +27,6 @@ _GZIP_LEVEL = 5
 
 Planner = Callable[[Mapping[str, Any]], Plan]
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedPlan:
-    """A plan as it is sent and handed to workers."""
-
-    plan_id: str
-    buffer_size_bytes: int
-    json: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +42,14 @@ class Planned:
     plan_id: str
     known: bool
     """Whether this server already had the plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRanks:
+    body: bytes
+    encoding: Encoding
+    known: bool
+    """Whether this server already had the plans of all ranks."""
 
 
 class PlanService:
@@ -67,24 +68,42 @@ class PlanService:
     def close(self) -> None:
         self._threads.shutdown()
 
-    async def plan_body(self, body: bytes, *, max_bytes: int) -> Planned:
-        """The plan for a request body. The same bytes are looked up, not read again."""
+    async def plan_body(
+        self, body: bytes, *, max_bytes: int, encoding: Encoding = "identity"
+    ) -> Planned | PlannedRanks:
+        """The plan for a request body, or those of its ranks. The same bytes are looked up, not read again.
+
+        `encoding`: of the answer with several plans, where it is large enough for that to pay.
+        """
         plan_id = self.plan_id_of(body)
         if plan_id is not None and self.knows(plan_id):
             return Planned(plan_id=plan_id, known=True)
-        plan = await self.in_thread(lambda: self._encoded(strict_json.loads(body, max_bytes=max_bytes)))
-        self._cache.put(_digest(body), plan.plan_id.encode())
+        made = await self.in_thread(lambda: self._made(strict_json.loads(body, max_bytes=max_bytes)))
+        if isinstance(made, EncodedRanks):
+            return await self._planned_ranks(made, encoding)
+        self._cache.put(_digest(body), made.plan_id.encode())
+        return Planned(plan_id=made.plan_id, known=self._remembered(made))
+
+    async def plan_request(self, request: Any) -> EncodedPlan | EncodedRanks:
+        """The plan for a request that is already parsed, or those of its ranks, always computed anew."""
+        made = await self.in_thread(lambda: self._made(request))
+        for plan in _distinct(made):
+            self._remembered(plan)
+        return made
+
+    async def _planned_ranks(self, made: EncodedRanks, encoding: Encoding) -> PlannedRanks:
+        were_known = [self._remembered(plan) for plan in _distinct(made)]
+        known = all(were_known)
+        if encoding == "identity" or len(made.json) < MIN_GZIP_BYTES:
+            return PlannedRanks(body=made.json, encoding="identity", known=known)
+        return PlannedRanks(body=await self.in_thread(lambda: _compressed(made.json)), encoding=encoding, known=known)
+
+    def _remembered(self, plan: EncodedPlan) -> bool:
+        """Whether the plan was known; it is now."""
         known = self.knows(plan.plan_id)
         if not known:
             self.remember(plan.plan_id, plan.json)
-        return Planned(plan_id=plan.plan_id, known=known)
-
-    async def plan_request(self, request: Any) -> EncodedPlan:
-        """The plan for a request that is already parsed, always computed anew."""
-        plan = await self.in_thread(lambda: self._encoded(request))
-        if not self.knows(plan.plan_id):
-            self.remember(plan.plan_id, plan.json)
-        return plan
+        return known
 
     def plan_id_of(self, body: bytes) -> str | None:
         """Of the plan these very bytes have led to, unless it is forgotten."""
@@ -157,18 +176,18 @@ class PlanService:
             self._cache.put(key, found)
         return found
 
-    def _encoded(self, request: Any) -> EncodedPlan:
+    def _made(self, request: Any) -> EncodedPlan | EncodedRanks:
         if not isinstance(request, Mapping):
             raise SpecInvalid(f"a plan request is a JSON object, not {type(request).__name__}")
-        plan = self._planner(request)
-        encoded = plan.to_json()
-        if len(encoded) > MAX_PLAN_BYTES:
-            raise TooLarge(
-                f"the plan has {len(encoded)} bytes as JSON; no more than {MAX_PLAN_BYTES} are served. Shorten layer "
-                f"names, or plan fewer layers.",
-                details={"size_bytes": len(encoded), "limit_bytes": MAX_PLAN_BYTES},
-            )
-        return EncodedPlan(plan_id=plan.plan_id, buffer_size_bytes=plan.buffer_size_bytes, json=encoded)
+        if request.get("ranks") is not None:
+            return encoded_ranks(plan_ranks(request))
+        return encoded(self._planner(request))
+
+
+def _distinct(made: EncodedPlan | EncodedRanks) -> tuple[EncodedPlan, ...]:
+    if isinstance(made, EncodedPlan):
+        return (made,)
+    return tuple({plan.plan_id: plan for plan in made.plans}.values())
 
 
 def _digest(body: bytes) -> RequestDigest:

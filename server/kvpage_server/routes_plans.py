@@ -8,8 +8,9 @@ from starlette.responses import Response
 from kvpage.errors import PlanNotFound
 from kvpage_server.bodies import accepts_gzip, json_body
 from kvpage_server.openapi import DETAIL_PARAMETER, PICTURE_ANSWERS, PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
-from kvpage_server.plan_cache import Form, Representation
+from kvpage_server.plan_cache import Encoding, Form, Representation
 from kvpage_server.plan_response import PlanResponse
+from kvpage_server.planning import PlannedRanks
 from kvpage_server.queries import known_query, query_form
 from kvpage_server.services import services_of
 
@@ -26,17 +27,20 @@ def add_routes(app: FastAPI) -> None:
     path = "/v1/plans/{plan_id}/layout.svg"
     app.add_api_route(
         path, get_picture, methods=["GET"], operation_id="get_layout_svg", summary="A picture of a plan",
-        responses=PICTURE_ANSWERS,
+        response_class=Response, responses=PICTURE_ANSWERS,
     )  # fmt: skip
     app.add_api_route(path, get_picture, methods=["HEAD"], include_in_schema=False)
 
 
 async def post_plan(request: Request) -> Response:
-    """201 for a plan this server did not have, 200 for one it had."""
+    """201 for a plan this server did not have, 200 for one it had; so with the plans of several ranks."""
     services = services_of(request)
     known_query(request)
     body = await json_body(request)
-    planned = await services.plans.plan_body(body, max_bytes=services.settings.intake.max_body_bytes)
+    max_bytes = services.settings.intake.max_body_bytes
+    planned = await services.plans.plan_body(body, max_bytes=max_bytes, encoding=_encoding(request))
+    if isinstance(planned, PlannedRanks):
+        return _ranks_response(planned)
     answer = await services.plans.answer(_wanted(request, planned.plan_id))
     return PlanResponse(answer, 200 if planned.known else 201, is_location_new=True)
 
@@ -67,8 +71,19 @@ async def _get(request: Request, wanted: Representation) -> Response:
 
 
 def _wanted(request: Request, plan_id: str, form: Form = "full") -> Representation:
-    accepted = ",".join(request.headers.getlist("accept-encoding"))
-    return Representation(plan_id, form, "gzip" if accepts_gzip(accepted) else "identity")
+    return Representation(plan_id, form, _encoding(request))
+
+
+def _encoding(request: Request) -> Encoding:
+    return "gzip" if accepts_gzip(",".join(request.headers.getlist("accept-encoding"))) else "identity"
+
+
+def _ranks_response(planned: PlannedRanks) -> Response:
+    """Each plan is kept under its own id; the answer as a whole has none."""
+    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if planned.encoding != "identity":
+        headers["Content-Encoding"] = planned.encoding
+    return Response(planned.body, 200 if planned.known else 201, headers, "application/json")
 
 
 def _has_already(request: Request, representation: Representation) -> bool:

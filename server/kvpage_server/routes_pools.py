@@ -13,13 +13,14 @@ from starlette.responses import Response
 from kvpage import strict_json
 from kvpage.client.resources import DeviceList, Failure, ForgottenPool, Holder, Pool, PoolList, PoolTensor, PoolTensors
 from kvpage.errors import Conflict, FieldError, KvpageError, SpecInvalid, error_from_code, shorten
+from kvpage.models.options import MAX_RANKS
 from kvpage.plans import Plan
 from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server import openapi
 from kvpage_server.bodies import json_body, preferred_wait_s
 from kvpage_server.device_pools import NewPool
-from kvpage_server.planning import EncodedPlan
+from kvpage_server.encoded_plans import EncodedPlan, EncodedRanks
 from kvpage_server.queries import is_true, known_query, query_wait_s, wait_s
 from kvpage_server.services import Services, services_of
 
@@ -34,6 +35,8 @@ class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str
     request: dict[str, Any]
     """A plan request, planned again by the server."""
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)] | None = None
+    """With a request of several ranks, whose plan the pool is made from: the place in its ranks."""
     device: str = "host"
     plan_id: Annotated[str, msgspec.Meta(pattern="^sha256:[0-9a-f]{64}$", max_length=71)] | None = None
     """What the caller expects it to give; another result is refused."""
@@ -156,10 +159,13 @@ def _holders(holders: Sequence[messages.Holder]) -> list[Holder]:
 async def _planned(services: Services, asked: PoolRequest) -> EncodedPlan:
     """The plan of the request inside a pool's request; its faults point into the whole body."""
     try:
-        plan = await services.plans.plan_request(asked.request)
-    except SpecInvalid as error:
+        made = await services.plans.plan_request(asked.request)
+    except KvpageError as error:
+        if not error.errors:
+            raise
         inside = [FieldError("/request" + fault.pointer, fault.detail) for fault in error.errors]
         raise error_from_code(error.code, error.message, details=error.details, errors=inside) from error
+    plan = _of_rank(made, asked.rank)
     if asked.plan_id is not None and asked.plan_id != plan.plan_id:
         raise Conflict(
             f"the request gives plan {plan.plan_id}, not the expected {asked.plan_id}: the request or the version of "
@@ -167,6 +173,21 @@ async def _planned(services: Services, asked: PoolRequest) -> EncodedPlan:
             details={"plan_id": plan.plan_id, "expected_plan_id": asked.plan_id},
         )
     return plan
+
+
+def _of_rank(made: EncodedPlan | EncodedRanks, rank: int | None) -> EncodedPlan:
+    """The plan of the rank that the pool is for. Raises `SpecInvalid` where that is not one."""
+    if isinstance(made, EncodedPlan):
+        if rank is None:
+            return made
+        detail = f"rank is {rank}, but the request is of one rank; leave it out, or give the request ranks"
+    elif rank is None:
+        detail = f"the request has {len(made.plans)} ranks, and a pool is of one: say which, from 0"
+    elif rank < len(made.plans):
+        return made.plans[rank]
+    else:
+        detail = f"rank is {rank}, but the request has {len(made.plans)} ranks, from 0"
+    raise SpecInvalid(f"/rank: {detail}", errors=[FieldError("/rank", detail)])
 
 
 def _pool_request(body: bytes, max_bytes: int) -> PoolRequest:

@@ -64,6 +64,26 @@ def test_a_plan_is_that_of_the_library(client: Client) -> None:
     assert client.get_plan(plan.plan_id) == plan
 
 
+def test_plans_of_ranks_are_those_of_the_library_and_a_pool_is_of_one(client: Client) -> None:
+    request = small_request(ranks=[{"layers": ["target.{i}"]}, {"layers": ["draft.{i}"]}])
+    plans = client.plan_ranks(request)
+    assert plans == kvpage.plan_ranks(request)
+    assert client.create_pool(request, name="draft", rank=1).plan_id == plans.ranks[1].plan_id
+    with pytest.raises(SpecInvalid, match="plan_ranks"):
+        client.plan(request)
+
+
+def test_all_ranks_of_a_model_are_planned_where_the_request_names_none(client: Client) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    request = {"strategy": "unify", "memory_bytes": 4 << 20, "model": {"config": config, "tp": 2, "pp": 2}}
+    assert client.plan_ranks(request) == kvpage.plan_ranks(request)
+    with pytest.raises(SpecInvalid, match="say what each rank keeps"):
+        client.plan_ranks(small_request())
+
+
 def test_a_request_may_be_a_validated_one(client: Client) -> None:
     request = PlanRequest.parse(small_request())
     assert client.plan(request) == kvpage.plan(request)

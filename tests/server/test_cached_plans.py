@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 import kvpage
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.plan_cache import PlanCache
-from kvpage_server.planning import PlanService
+from kvpage_server.planning import Planned, PlanService
 from support.api_in_process import BASE_URL
 from support.plan_requests import small_request, wide_request
 from support.problems import assert_problem
@@ -63,6 +63,7 @@ async def test_only_ordinary_requests_for_known_plans_take_the_short_cut(run_dir
     plans, framework = PlanService(kvpage.plan, PlanCache(1 << 20)), Framework()
     transport = httpx.ASGITransport(CachedPlans(framework, plans=lambda: plans))
     planned = await plans.plan_body(BODY, max_bytes=1 << 20)
+    assert isinstance(planned, Planned)
     path = f"/v1/plans/{planned.plan_id}"
     async with httpx.AsyncClient(
         transport=transport, base_url=BASE_URL, headers={"Accept-Encoding": "identity"}

@@ -227,3 +227,38 @@ def test_over_tcp_without_a_token_plans_are_served_and_pools_are_not(shared_serv
     assert raised.value.code == "permission-denied"
     with httpx.Client(base_url=shared_service.url, headers={"Host": "evil.example"}) as rebound:
         assert_problem(rebound.get("/v1/devices"), "permission-denied")
+
+
+def test_a_pool_is_made_from_one_of_several_ranks(http: httpx.Client) -> None:
+    ranks = [{"layers": ["target.{i}"]}, {"layers": ["draft.{i}"]}]
+    request = small_request(ranks=ranks)
+    plans = kvpage.plan_ranks(request)
+    created = http.post("/v1/pools", json=body(request=request, rank=1, plan_id=plans.ranks[1].plan_id), headers=WAIT)
+    assert created.status_code == 201
+    assert created.json()["plan_id"] == plans.ranks[1].plan_id
+    assert created.json()["buffer_size_bytes"] == plans.ranks[1].buffer_size_bytes
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "words"),
+    [
+        (None, [{}, {}], "the request has 2 ranks, and a pool is of one"),
+        (2, [{}, {}], "rank is 2, but the request has 2 ranks, from 0"),
+        (0, None, "rank is 0, but the request is of one rank"),
+        (-1, [{}], ">= 0"),
+        (1024, [{}], "<= 1023"),
+    ],
+)
+def test_which_rank_a_pool_is_for_is_said_just_where_there_are_several(
+    http: httpx.Client, rank: int | None, ranks: object, words: str
+) -> None:
+    asked = body(request=small_request(ranks=ranks), rank=rank)
+    problem = assert_problem(http.post("/v1/pools", json=asked), "spec-invalid")
+    assert words in problem["detail"]
+    assert problem["errors"][0]["pointer"] == "/rank"
+
+
+def test_memory_that_a_request_lacks_is_pointed_at_inside_the_body(http: httpx.Client) -> None:
+    asked = body(request=small_request(ranks=[{}, {"memory_bytes": 9}]), rank=0)
+    problem = assert_problem(http.post("/v1/pools", json=asked), "not-enough-memory")
+    assert problem["errors"][0]["pointer"] == "/request/ranks/1"
