@@ -66,6 +66,13 @@ def test_the_picture_is_drawn_from_the_plan() -> None:
     assert _script("draw_pages").draw() == (ROOT / "docs/pages.svg").read_text(), "run python scripts/draw_pages.py"
 
 
+def test_the_pictures_of_layouts_are_drawn_from_their_plans() -> None:
+    drawn = dict(_script("draw_layouts").draw())
+    assert set(drawn) == set((ROOT / "docs/img").iterdir())
+    for path, svg in drawn.items():
+        assert path.read_text() == svg, "run python scripts/draw_layouts.py"
+
+
 def _script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
