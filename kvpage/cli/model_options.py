@@ -25,10 +25,17 @@ MaxModelLen = Annotated[int | None, _option("Longest request, in tokens. Left ou
 MaxNumBatchedTokens = Annotated[int | None, _option("Tokens in flight at once.")]
 Tp = Annotated[int, _option("Tensor-parallel ranks; the plan is for one of them.", "--tp")]
 Pp = Annotated[int, _option("Pipeline stages.", "--pp")]
+AttentionDp = Annotated[int, _option("Groups of them that attend to requests of their own.", "--attention-dp")]
+AllRanks = Annotated[bool, _option("Plan all tp × pp ranks, each with --memory.", "--all-ranks")]
 PpStage = Annotated[int, _option("The stage that the plan is for, from 0.")]
 KvDtype = Annotated[str, _option("Of the cache: auto, bfloat16, fp8, int8_per_token_head, nvfp4, …")]
 SsmDtype = Annotated[str, _option("Of recurrent states: auto, float32, bfloat16, float16.")]
 BackendName = Annotated[str | None, _option("Attention backend. Left out: by kind of layer.", "--backend")]
+DraftBackendName = Annotated[str | None, _option("The same for layers of a draft. Left out: by kind of layer.")]
+KvDtypeSkipLayers = Annotated[
+    list[str] | None, _option("Layer that keeps the model's dtype: a number, or sliding_window. Several times.")
+]
+Mtp = Annotated[bool, _option("Plan the model's own layers for predicting further tokens.", "--mtp")]
 BlockSize = Annotated[int | None, _option("Tokens of a block. Left out: by backend.")]
 NumSpeculativeTokens = Annotated[int, _option("Tokens drafted at once.")]
 
@@ -49,7 +56,7 @@ def model_request(
 
     if memory is None:
         raise SpecInvalid("--memory is missing: say how much the cache of one rank may take, such as --memory 40GiB")
-    entry = {name: value for name, value in options.items() if value is not None}
+    entry = {name: value for name, value in options.items() if value not in (None, [])}
     entry["config"] = read_config(model)
     if draft is not None:
         entry["draft"] = read_config(draft)

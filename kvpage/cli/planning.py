@@ -10,6 +10,7 @@ import typer
 from kvpage.cli import model_options as of
 from kvpage.cli.files import read_request, write_text
 from kvpage.cli.output import print_plan
+from kvpage.cli.ranks import has_ranks, show_ranks
 from kvpage.errors import SpecInvalid
 from kvpage.plans import Plan
 
@@ -26,11 +27,16 @@ def plan(
     max_model_len: of.MaxModelLen = None,
     max_num_batched_tokens: of.MaxNumBatchedTokens = None,
     tp: of.Tp = 1,
+    attention_dp: of.AttentionDp = 1,
     pp: of.Pp = 1,
     pp_stage: of.PpStage = 0,
+    all_ranks: of.AllRanks = False,
     kv_dtype: of.KvDtype = "auto",
     ssm_dtype: of.SsmDtype = "auto",
     backend: of.BackendName = None,
+    draft_backend: of.DraftBackendName = None,
+    kv_dtype_skip_layers: of.KvDtypeSkipLayers = None,
+    mtp: of.Mtp = False,
     block_size: of.BlockSize = None,
     num_speculative_tokens: of.NumSpeculativeTokens = 0,
 ) -> None:
@@ -48,9 +54,17 @@ def plan(
     request: Any = read_request(file) if file is not None else None
     if model is not None:
         lengths = {"max_model_len": max_model_len, "max_num_batched_tokens": max_num_batched_tokens}
-        options = {"tp": tp, "pp": pp, "pp_stage": pp_stage, "kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
+        options: dict[str, Any] = {"tp": tp, "attention_dp": attention_dp, "pp": pp, "pp_stage": pp_stage or None}
+        options |= {"kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
         options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
+        options |= {"draft_backend": draft_backend, "kv_dtype_skip_layers": kv_dtype_skip_layers, "mtp": mtp}
         request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
+        request |= {"ranks": "all"} if all_ranks else {}
+    if has_ranks(request):
+        if comparing or svg is not None:
+            raise SpecInvalid("--svg and --compare are of one rank; leave them out, or the ranks")
+        show_ranks(request, as_json=as_json)
+        return
     computed = None if comparing else compute(request)
     if model is not None:
         of.print_notes(request)

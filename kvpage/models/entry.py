@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvpage.models.config import Config
+from kvpage.models.config import MAX_MODEL_LAYERS, Config
 from kvpage.models.model import ModelLayers, model_layers
-from kvpage.models.options import MAX_RANKS, MAX_SPECULATIVE_TOKENS, STATE_DTYPES, as_options
+from kvpage.models.options import MAX_RANKS, MAX_SPECULATIVE_TOKENS, STATE_DTYPES, WINDOWS, as_options
 
 _COUNT = {"type": "integer", "minimum": 1}
 SCHEMA: dict[str, Any] = {
@@ -29,6 +29,18 @@ SCHEMA: dict[str, Any] = {
         "kv_dtype": {"type": "string", "default": "auto", "description": "vLLM's --kv-cache-dtype."},
         "ssm_dtype": {"type": "string", "enum": list(STATE_DTYPES), "default": "auto"},
         "backend": {"description": "Backend of the attention layers, as in a layer."},
+        "draft_backend": {"description": "Backend of the draft's layers. Left out: by kind of layer."},
+        "kv_dtype_skip_layers": {
+            "type": "array",
+            "maxItems": MAX_MODEL_LAYERS,
+            "items": {"type": "string", "pattern": f"^([0-9]+|{WINDOWS})$"},
+            "description": "Layers that keep the model's dtype: numbers, or sliding_window.",
+        },
+        "mtp": {
+            "type": "boolean",
+            "default": False,
+            "description": "Plan the model's own layers for predicting further tokens beside it.",
+        },
         "block_size": {**_COUNT, "description": "Tokens of a block."},
         "num_speculative_tokens": {
             "type": "integer",

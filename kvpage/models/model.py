@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from kvpage.errors import FieldError, NotSupported, shorten
 from kvpage.models.config import Config, shown
 from kvpage.models.formats import kv_format, model_dtype
 from kvpage.models.lengths import max_model_len
-from kvpage.models.options import ModelOptions
+from kvpage.models.mtp import with_predictors
+from kvpage.models.options import WINDOWS, ModelOptions
 from kvpage.models.reading import Family, Fields, ModelLayer, Reading
 from kvpage.models.registry import FAMILIES, WRAPPERS, Wrapper
 
@@ -67,9 +68,20 @@ def model_layers(config: object, options: ModelOptions, *, at: str = "") -> Mode
         kv=kv_format(options, parts, dtype),
         prefix=prefix,
     )
-    layers = _of_stage(reading, tuple(family.read(reading)))
+    reading, predictors = with_predictors(reading, family)
+    read = tuple(family.read(reading))
+    _note_skipped(reading, read)
+    layers = _of_stage(reading, read) + predictors
     longest = max_model_len(text, model_type)
     return ModelLayers(layers=layers, max_model_len=longest, notes=tuple(root.notes))
+
+
+def _note_skipped(reading: Reading, layers: Iterable[ModelLayer]) -> None:
+    """vLLM skips nothing for a number of no layer; that is worth a word."""
+    indices = {str(layer.index) for layer in layers}
+    for name in reading.options.kv_dtype_skip_layers:
+        if name != WINDOWS and name not in indices:
+            reading.config.note(f"kv_dtype_skip_layers: the model keeps nothing in a layer {name}")
 
 
 def _language_model(root: Config) -> tuple[tuple[Config, ...], str, str]:

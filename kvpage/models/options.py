@@ -12,6 +12,8 @@ from kvpage.strict_json import pointer
 
 MAX_RANKS = 1024
 MAX_SPECULATIVE_TOKENS = 1024
+WINDOWS = "sliding_window"
+_LAYER_NUMBERS = frozenset(map(str, range(MAX_MODEL_LAYERS)))
 STATE_DTYPES = ("auto", "float32", "float16", "bfloat16")  # vLLM 0.24.0, MambaDType
 
 
@@ -33,6 +35,12 @@ class ModelOptions:
     """vLLM's --mamba-ssm-cache-dtype: dtype of recurrent (not convolution) states."""
     backend: Any = None
     """Backend of the attention layers, as in a plan request; None: by kind."""
+    draft_backend: Any = None
+    """The same for layers of a draft; vLLM never takes that of the model (0.24.0)."""
+    kv_dtype_skip_layers: tuple[str, ...] = ()
+    """vLLM's --kv-cache-dtype-skip-layers: indices, or `sliding_window`, of layers that keep the model's dtype."""
+    mtp: bool = False
+    """The layers that the model itself has for predicting further tokens, as a draft (vLLM's method mtp)."""
     block_size: int | None = None
     """Tokens of a block; None: by backend."""
     num_speculative_tokens: int = 0
@@ -48,6 +56,7 @@ class ModelOptions:
         self._check("pp", 1, MAX_MODEL_LAYERS)
         self._check("pp_stage", 0, self.pp - 1)
         self._check("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS)
+        self._check_switches()
         if self.block_size is not None:
             self._check("block_size", 1, MAX_SIZE)
         if self.ssm_dtype not in STATE_DTYPES:
@@ -55,6 +64,14 @@ class ModelOptions:
             raise self.fault("ssm_dtype", f"this must be one of {known}, not {shown(self.ssm_dtype)}")
         if not isinstance(self.kv_dtype, str):
             raise self.fault("kv_dtype", f"this must be a string, not {shown(self.kv_dtype)}")
+
+    def _check_switches(self) -> None:
+        if not isinstance(self.mtp, bool):
+            raise self.fault("mtp", f"this must be true or false, not {shown(self.mtp)}")
+        skipped: Any = self.kv_dtype_skip_layers
+        if not isinstance(skipped, list | tuple) or not all(map(_is_skipped, skipped)):
+            detail = f"this must be an array of layer numbers in quotes and {WINDOWS!r}, not {shown(skipped)}"
+            raise self.fault("kv_dtype_skip_layers", detail)
 
     @property
     def attention_tp(self) -> int:
@@ -66,8 +83,13 @@ class ModelOptions:
         return self.pp_stage == self.pp - 1
 
     def of_draft(self) -> Self:
-        """The same for a draft model, which lies whole on the last stage (vLLM 0.24.0)."""
-        return replace(self, pp=1, pp_stage=0)
+        """The same for a draft model, which lies whole on the last stage and has a backend of its own (vLLM 0.24.0).
+
+        Raises `SpecInvalid` where the model is to draft for itself.
+        """
+        if self.mtp:
+            raise self.fault("mtp", "a draft model is given too; tokens are drafted by one of the two")
+        return replace(self, pp=1, pp_stage=0, backend=self.draft_backend)
 
     def _check(self, name: str, least: int, most: int) -> None:
         value = getattr(self, name)
@@ -78,6 +100,11 @@ class ModelOptions:
         """The error to raise for option `name`."""
         where = self.at + pointer(name)
         return SpecInvalid(f"{where}: {detail}", errors=[FieldError(where, detail)])
+
+
+def _is_skipped(name: object) -> bool:
+    """A layer's number, or the word for all layers with a window."""
+    return isinstance(name, str) and (name == WINDOWS or name in _LAYER_NUMBERS)
 
 
 OPTION_NAMES = tuple(name for name in ModelOptions.__dataclass_fields__ if name != "at")

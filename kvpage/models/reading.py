@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from kvpage.errors import SpecInvalid
 from kvpage.models.config import MAX_MODEL_LAYERS, Config
 from kvpage.models.formats import KvFormat
-from kvpage.models.options import ModelOptions
+from kvpage.models.options import WINDOWS, ModelOptions
 
 Fields = dict[str, Any]
 
@@ -27,6 +27,22 @@ class ModelLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mtp:
+    """Layers of a model that predict further tokens (mtp.py)."""
+
+    read: Callable[[Reading, int], Iterator[ModelLayer]]
+    """The layers of so many predictors."""
+    field: str = "num_nextn_predict_layers"
+    """Where the config says how many there are."""
+    left_out: int | None = None
+    """How many vLLM takes where the config does not say."""
+    fixed: int | None = None
+    """How many vLLM takes whatever the config says."""
+    inside: bool = False
+    """vLLM loads them of larger models around this one too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How the layers of one model type are read."""
 
@@ -35,6 +51,7 @@ class Family:
     """Values of the published config class for fields that a config may leave out."""
     defaults_of: str = ""
     """That class and its release."""
+    mtp: Mtp | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +126,16 @@ class Reading:
             "attention_chunk_size": chunk,
             "kv_sharing_target": shares,
         }
-        return self._attended(index, fields, self.kv)
+        return self._attended(index, fields, KvFormat(self.dtype) if self._skips(index, window) else self.kv)
+
+    def _skips(self, index: int, window: int | None) -> bool:
+        skipped = self.options.kv_dtype_skip_layers
+        return str(index) in skipped or (window is not None and WINDOWS in skipped)
 
     def latent(self, index: int, module: str, *, head_size: int, kv: KvFormat, **more: Any) -> ModelLayer:
-        """A layer of latent rows: the same on every rank."""
+        """A layer of latent rows: the same on every rank. vLLM 0.24.0 skips none of them."""
+        if str(index) in self.options.kv_dtype_skip_layers:
+            raise self.options.fault("kv_dtype_skip_layers", f"layer {index} keeps latent rows, all in one format")
         fields: Fields = {"name": self.name(index, module), "kind": "mla_attention", "head_size": head_size}
         return self._attended(index, fields | more, kv)
 

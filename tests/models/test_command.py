@@ -53,6 +53,17 @@ def test_like_layers_share_a_row_and_numbers_are_whole(folder: Path, columns: in
     assert "8,192 tokens:" in done.stdout
 
 
+def test_what_a_draft_and_single_layers_have_of_their_own_is_taken(folder: Path) -> None:
+    more = ("--kv-dtype", "fp8", "--kv-dtype-skip-layers", "3", "--kv-dtype-skip-layers", "7", "--mtp")
+    done = run("--model", folder, "--memory", "40GiB", "--json", *more, "--draft-backend", "triton_attn")
+    assert done.returncode == 0, done.stderr
+    model = {"config": config("qwen3-next-80b-a3b"), "kv_dtype": "fp8", "kv_dtype_skip_layers": ["3", "7"]}
+    model |= {"mtp": True, "draft_backend": "triton_attn"}
+    expected = kvpage.plan({"strategy": "unify", "model": model, "memory_bytes": 40 << 30})
+    assert kvpage.Plan.from_json(done.stdout.encode()) == expected
+    assert expected.layers["mtp.layers.0.self_attn.attn"].backend == "triton_attn"
+
+
 def test_a_draft_and_lengths_are_taken(folder: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft.json"
     draft.write_text(json.dumps(config("qwen3-0.6b", num_hidden_layers=2)))

@@ -60,6 +60,8 @@ EXPECTED: list[tuple[str, dict[str, int], int, int]] = [
     ("phi-3-mini-4k", {SLIDING: 32}, 32 * 32 * 2 * 96 * 2, 0),
     ("phi-4", {FULL: 40}, 40 * 10 * 2 * 128 * 2, 0),
     ("phi-3.5-moe", {SLIDING: 32}, 131_072, 0),
+    ("falcon-h1-0.5b", {FULL: 36, STATE: 36}, 36 * 2 * 2 * 64 * 2, 36 * (3 * 1792 * 2 + 24 * 64 * 128 * 2)),
+    ("hunyuan-large", {FULL: 64}, 32 * 8 * 2 * 80 * 2, 0),
     ("llava-1.5-7b", {FULL: 32}, 32 * 32 * 2 * 128 * 2, 0),
 ]
 
@@ -113,6 +115,8 @@ NAMES = [
     ("lfm2-1.2b", 0, "model.layers.0.conv"),
     ("glm-4-9b-chat", 39, "transformer.encoder.layers.39.self_attention.attn"),
     ("deepseek-v4-flash", 1, "model.layers.1.attn.swa_cache"),
+    ("falcon-h1-0.5b", 2, "model.layers.1.attn"),
+    ("falcon-h1-0.5b", 3, "model.37.mixer"),  # vLLM counts the mixers on after the 36 layers
 ]
 
 

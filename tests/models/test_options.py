@@ -273,3 +273,88 @@ def test_which_models_eight_ranks_cannot_share() -> None:
         except SpecInvalid:
             refused.add(name)
     assert refused == {"qwen2.5-7b", "qwen2-vl-7b", "phi-4", "glm-4.7-flash"}  # 28, 28 and 20 query heads; 10 KV heads
+
+
+@pytest.mark.parametrize(
+    ("name", "skipped", "kept"),
+    [
+        ("llama-3.1-8b", ["0", "31"], {0, 31}),
+        ("gemma-2-9b", ["sliding_window"], set(range(0, 42, 2))),
+        ("gemma-2-9b", ["sliding_window", "1"], {1, *range(0, 42, 2)}),
+        ("llama-3.1-8b", ["sliding_window"], set()),
+        ("llama-3.1-8b", [], set()),
+    ],
+)
+def test_layers_that_are_skipped_keep_the_dtype_of_the_model(name: str, skipped: list[str], kept: set[int]) -> None:
+    """vLLM's --kv-cache-dtype-skip-layers."""
+    layers = read_model(config(name), kv_dtype="fp8", kv_dtype_skip_layers=skipped).layers
+    assert {index for index, layer in enumerate(layers) if layer["dtype"] == "bfloat16"} == kept
+    assert {layer["dtype"] for layer in layers} <= {"bfloat16", "float8_e4m3fn"}
+    model = {"config": config(name), "kv_dtype": "fp8", "kv_dtype_skip_layers": skipped}
+    kvpage.plan({"strategy": "unify", "model": model, "memory_bytes": 40 << 30}).check()
+
+
+def test_skipped_layers_lose_the_scales_too() -> None:
+    layers = read_model(config("llama-3.1-8b"), kv_dtype="int8_per_token_head", kv_dtype_skip_layers=["3"]).layers
+    assert [("kv_quant" in layer, layer["dtype"]) for layer in layers[2:4]] == [(True, "int8"), (False, "bfloat16")]
+
+
+def test_a_number_of_no_layer_is_worth_a_note() -> None:
+    notes = read_model(config("llama-3.1-8b"), kv_dtype="fp8", kv_dtype_skip_layers=["32"]).notes
+    assert "kv_dtype_skip_layers: the model keeps nothing in a layer 32" in notes
+
+
+@pytest.mark.parametrize(
+    "skipped", [None, "0", 0, [0], ["00"], ["-1"], ["512"], ["9" * 5000], ["full"], ["²"], {"0": 1}]
+)
+def test_layers_to_skip_are_numbers_in_quotes(skipped: Any) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        read_model(config("llama-3.1-8b"), kv_dtype_skip_layers=skipped)
+    assert [fault.pointer for fault in caught.value.errors] == ["/kv_dtype_skip_layers"]
+    assert len(caught.value.message) < 300
+
+
+def test_latent_rows_are_never_skipped() -> None:
+    """vLLM 0.24.0 does not look at the option there."""
+    with pytest.raises(SpecInvalid) as caught:
+        read_model(config("deepseek-v3"), kv_dtype="fp8", kv_dtype_skip_layers=["5"])
+    assert [fault.pointer for fault in caught.value.errors] == ["/kv_dtype_skip_layers"]
+    assert len(read_model(config("deepseek-v3"), kv_dtype="fp8", kv_dtype_skip_layers=["sliding_window"]).layers) == 61
+
+
+def test_a_draft_has_a_backend_of_its_own() -> None:
+    """vLLM 0.24.0 never takes the model's: it chooses anew unless told."""
+    options: dict[str, Any] = {"backend": "triton_attn", "draft": config("qwen3-0.6b")}
+    for chosen in (None, "flash_attn"):
+        layers = read_model(config("llama-3.1-8b"), **options, draft_backend=chosen).layers
+        assert {layer.get("backend") for layer in layers if "draft" in layer} == {chosen}
+        assert {layer.get("backend") for layer in layers if "draft" not in layer} == {"triton_attn"}
+
+
+@pytest.mark.parametrize("mtp", [None, 1, "true"])
+def test_mtp_is_true_or_false(mtp: Any) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        read_model(config("llama-3.1-8b"), mtp=mtp)
+    assert [fault.pointer for fault in caught.value.errors] == ["/mtp"]
+
+
+def test_layers_of_hunyuan_share_with_the_one_before() -> None:
+    layers = read_model(config("hunyuan-large")).layers
+    targets = [layer.get("kv_sharing_target") for layer in layers[:4]]
+    assert targets == [None, "model.layers.0.self_attn.attn", None, "model.layers.2.self_attn.attn"]
+    alone = read_model(config("hunyuan-large", use_cla=False)).layers
+    assert not any("kv_sharing_target" in layer for layer in alone)
+    older = config("hunyuan-large", attention_head_dim=128)
+    assert read_model(older).layers[0]["head_size"] == 128
+    assert read_model(older | {"head_dim": 64}).layers[0]["head_size"] == 64
+
+
+def test_mixers_of_falcon_h1_fill_their_width() -> None:
+    auto = config("falcon-h1-0.5b", mamba_d_head="auto")
+    assert read_model(auto).layers == read_model(config("falcon-h1-0.5b")).layers
+    expanded = config("falcon-h1-0.5b", mamba_d_ssm=None, mamba_d_head="auto", mamba_n_heads=32)
+    assert read_model(expanded).layers[1]["shapes"] == [[3, 2048 + 256], [32, 64, 128]]
+    for wrong in ({"mamba_d_head": 32}, {"mamba_n_heads": 23}, {"mamba_d_head": "wide"}):
+        with pytest.raises(SpecInvalid) as caught:
+            read_model(config("falcon-h1-0.5b", **wrong))
+        assert [fault.pointer for fault in caught.value.errors] == ["/mamba_d_head"]

@@ -13,7 +13,8 @@ from kvpage.models.config import MAX_MTP_LAYERS, MAX_TOKENS, Config
 from kvpage.models.families.dense import RELEASE
 from kvpage.models.families.latent import indexer_row_bytes
 from kvpage.models.formats import KV_FORMATS, KvFormat
-from kvpage.models.reading import Family, Fields, ModelLayer, Reading, refuse
+from kvpage.models.mtp import after_the_model
+from kvpage.models.reading import Family, Fields, ModelLayer, Mtp, Reading, refuse
 
 BLOCK = 256  # tokens of a block of compressed rows
 WINDOW_BLOCK = 64  # tokens of a block of the window's rows
@@ -45,6 +46,12 @@ def read(reading: Reading) -> Iterator[ModelLayer]:
             yield _compressed(reading, index, "attn.indexer.k_cache", row, KvFormat("uint8"), ratio)
             module = "attn.indexer.compressor.state_cache"
             yield _state(reading, index, module, config.size("index_head_dim"), ratio)
+
+
+def read_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
+    """A predictor keeps its window only: it is beyond the ratios."""
+    _check_options(reading)
+    yield from (_window(reading, index) for index in after_the_model(reading, count))
 
 
 def _check_options(reading: Reading) -> None:
@@ -140,5 +147,7 @@ _DEFAULTS = {
 }
 
 FAMILIES: dict[str, Family] = {
-    "deepseek_v4": Family(read=read, defaults=_DEFAULTS, defaults_of=f"DeepseekV4Config, {RELEASE}"),
+    "deepseek_v4": Family(
+        read=read, defaults=_DEFAULTS, defaults_of=f"DeepseekV4Config, {RELEASE}", mtp=Mtp(read=read_mtp)
+    ),
 }

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from kvpage.models.mtp import after_the_model
 from kvpage.models.patterns import LayerType, Rule, all_alike, every, layer_types, when_used, window
-from kvpage.models.reading import Family, ModelLayer, Reading, head_width, refuse
+from kvpage.models.reading import Family, ModelLayer, Mtp, Reading, head_width, refuse
 
 RELEASE = "transformers 5.24.0"
 SELF_ATTENTION = "self_attn.attn"
@@ -21,12 +22,23 @@ def read(reading: Reading, *, rule: Rule = all_alike, module: str = SELF_ATTENTI
     config = reading.config
     if config.flag("use_bidirectional_attention"):
         raise refuse(config, "use_bidirectional_attention", "such a model reads a prompt at once and keeps no cache")
-    heads = reading.check_query_heads()
-    kv_heads = reading.kv_heads(config, "num_key_value_heads", config.optional_size("num_key_value_heads") or heads)
-    width, num_layers = head_width(reading, heads), reading.num_layers()
-    for index, kind in enumerate(layer_types(config, num_layers, rule)):
+    kv_heads, width = heads_and_width(reading)
+    for index, kind in enumerate(layer_types(config, reading.num_layers(), rule)):
         seen = window_of(reading, kind)
         yield reading.attention(index, module, num_kv_heads=kv_heads, head_size=width, window=seen)
+
+
+def read_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
+    kv_heads, width = heads_and_width(reading)
+    for index in after_the_model(reading, count):
+        yield reading.attention(index, SELF_ATTENTION, num_kv_heads=kv_heads, head_size=width)
+
+
+def heads_and_width(reading: Reading) -> tuple[int, int]:
+    """KV heads of one rank, as many as there are query heads where the config does not say, and their width."""
+    config, heads = reading.config, reading.check_query_heads()
+    kv_heads = config.optional_size("num_key_value_heads") or heads
+    return reading.kv_heads(config, "num_key_value_heads", kv_heads), head_width(reading, heads)
 
 
 def window_of(reading: Reading, kind: LayerType) -> int | None:
@@ -49,18 +61,22 @@ def dense(
     window: int | None = None,
     rule: Rule = all_alike,
     module: str = SELF_ATTENTION,
+    mtp: Mtp | None = None,
     **more: object,
 ) -> Family:
     """`sizes`: the class's hidden size, layers, query heads, KV heads (None: as many) and longest request."""
     defaults: dict[str, object] = dict(zip(SIZES, sizes, strict=True))
     defaults |= {"head_dim": head_dim, "sliding_window": window} | more
     known = f"{published}, {RELEASE}"
-    return Family(read=partial(read, rule=rule, module=module), defaults=defaults, defaults_of=known)
+    return Family(read=partial(read, rule=rule, module=module), defaults=defaults, defaults_of=known, mtp=mtp)
 
 
-def undocumented(*, rule: Rule = all_alike, module: str = SELF_ATTENTION) -> Family:
+def undocumented(*, rule: Rule = all_alike, module: str = SELF_ATTENTION, mtp: Mtp | None = None) -> Family:
     """A model whose config class comes with its weights: nothing may be left out."""
-    return Family(read=partial(read, rule=rule, module=module))
+    return Family(read=partial(read, rule=rule, module=module), mtp=mtp)
+
+
+_MTP = Mtp(read=read_mtp)
 
 
 FAMILIES: dict[str, Family] = {
@@ -103,11 +119,11 @@ FAMILIES: dict[str, Family] = {
     "phimoe": dense("PhimoeConfig", 4096, 32, 32, 8, 131072),
     "glm": dense("GlmConfig", 4096, 40, 32, 2, 131072, head_dim=128),
     "glm4": dense("Glm4Config", 4096, 40, 32, 2, 131072, head_dim=128),
-    "glm4_moe": dense("Glm4MoeConfig", 4096, 46, 96, 8, 131072),
+    "glm4_moe": dense("Glm4MoeConfig", 4096, 46, 96, 8, 131072, mtp=_MTP),
     "glm4v_text": dense("Glm4vTextConfig", 4096, 40, 32, 2, 32768),
     "glm4v_moe_text": dense("Glm4vMoeTextConfig", 4096, 46, 96, 8, 65536),
     "minimax_m2": dense("MiniMaxM2Config", 3072, 62, 48, 8, 196608, head_dim=128),
-    "mimo": undocumented(rule=when_used),
+    "mimo": undocumented(rule=when_used, mtp=_MTP),
     "nemotron": dense("NemotronConfig", 6144, 32, 48, None, 4096),
     "cohere": dense("CohereConfig", 8192, 40, 64, None, 8192),
     "cohere2": dense("Cohere2Config", 8192, 40, 64, None, 8192, window=4096, rule=every(4)),
@@ -121,7 +137,7 @@ FAMILIES: dict[str, Family] = {
     "stablelm": dense("StableLmConfig", 2560, 32, 32, 32, 4096),
     "seed_oss": dense("SeedOssConfig", 4096, 64, 80, 8, 524288, head_dim=128),
     "ernie4_5": dense("Ernie4_5Config", 1024, 18, 16, 2, 131072, head_dim=128),
-    "ernie4_5_moe": dense("Ernie4_5_MoeConfig", 2560, 28, 20, 4, 131072),
+    "ernie4_5_moe": dense("Ernie4_5_MoeConfig", 2560, 28, 20, 4, 131072, mtp=_MTP),
     "deepseek": undocumented(),
     "internlm2": undocumented(module="attention.attn"),
     "internlm3": undocumented(),

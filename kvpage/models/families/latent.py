@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from kvpage.models.config import MAX_MODEL_LAYERS, Config
 from kvpage.models.families.dense import RELEASE, SELF_ATTENTION
 from kvpage.models.formats import KV_FORMATS, KvFormat
-from kvpage.models.reading import Family, Fields, ModelLayer, Reading, refuse
+from kvpage.models.mtp import after_the_model
+from kvpage.models.reading import Family, Fields, ModelLayer, Mtp, Reading, refuse
 
 SPARSE_BACKEND = "flashmla_sparse"
 INDEXER_VALUES_PER_SCALE = 128
@@ -29,27 +30,25 @@ def read(reading: Reading) -> Iterator[ModelLayer]:
     config = reading.config
     reading.check_query_heads()
     if config.optional_size("index_topk") is None:
-        yield from _dense(reading)
+        yield from (_dense(reading, index) for index in range(reading.num_layers()))
         return
-    num_layers = reading.num_layers()
-    index_row = indexer_row_bytes(config)
-    for index, has_indexer in enumerate(_indexers(config, num_layers)):
+    for index, has_indexer in enumerate(_indexers(config, reading.num_layers())):
         yield _sparse(reading, index)
         if has_indexer:
-            yield reading.latent(
-                index,
-                "self_attn.indexer.k_cache",
-                head_size=index_row,
-                kv=KvFormat("uint8"),
-                backend=UNPADDED_ROWS,
-                kernel_block_sizes=[INDEXER_BLOCK],
-            )
+            yield _indexer_rows(reading, index)
 
 
-def _dense(reading: Reading) -> Iterator[ModelLayer]:
-    kv = plain_rows(reading)
-    for index in range(reading.num_layers()):
-        yield reading.latent(index, SELF_ATTENTION, head_size=latent_width(reading.config), kv=kv)
+def read_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
+    """Each predictor looks for itself where attention is sparse."""
+    is_sparse = reading.config.optional_size("index_topk") is not None
+    for index in after_the_model(reading, count):
+        yield _sparse(reading, index) if is_sparse else _dense(reading, index)
+        if is_sparse:
+            yield _indexer_rows(reading, index)
+
+
+def _dense(reading: Reading, index: int) -> ModelLayer:
+    return reading.latent(index, SELF_ATTENTION, head_size=latent_width(reading.config), kv=plain_rows(reading))
 
 
 def _sparse(reading: Reading, index: int) -> ModelLayer:
@@ -59,6 +58,17 @@ def _sparse(reading: Reading, index: int) -> ModelLayer:
     elif kv.kv_quant != "fp8_ds_mla":
         kv = plain_rows(reading)
     return reading.latent(index, SELF_ATTENTION, head_size=latent_width(reading.config), kv=kv, backend=backend)
+
+
+def _indexer_rows(reading: Reading, index: int) -> ModelLayer:
+    return reading.latent(
+        index,
+        "self_attn.indexer.k_cache",
+        head_size=indexer_row_bytes(reading.config),
+        kv=KvFormat("uint8"),
+        backend=UNPADDED_ROWS,
+        kernel_block_sizes=[INDEXER_BLOCK],
+    )
 
 
 def plain_rows(reading: Reading) -> KvFormat:
@@ -102,17 +112,20 @@ def _indexers(config: Config, num_layers: int) -> list[bool]:
     return [letter == "F" for letter in pattern]
 
 
-def _published(name: str, layers: int, heads: int, longest: int, **more: object) -> Family:
+def _published(name: str, layers: int, heads: int, longest: int, *, mtp: Mtp | None = None, **more: object) -> Family:
     sizes: Fields = {"num_hidden_layers": layers, "num_attention_heads": heads, "max_position_embeddings": longest}
     defaults = {"kv_lora_rank": 512, "qk_rope_head_dim": 64} | sizes | more
-    return Family(read=read, defaults=defaults, defaults_of=f"{name}, {RELEASE}")
+    return Family(read=read, defaults=defaults, defaults_of=f"{name}, {RELEASE}", mtp=mtp)
+
+
+_MTP = Mtp(read=read_mtp)
 
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": _published("DeepseekV2Config", 32, 32, 2048),
-    "deepseek_v3": _published("DeepseekV3Config", 61, 128, 4096),
-    "deepseek_v32": _published("DeepseekV32Config", 61, 128, 163840, index_topk=2048, index_head_dim=128),
+    "deepseek_v3": _published("DeepseekV3Config", 61, 128, 4096, mtp=_MTP),
+    "deepseek_v32": _published("DeepseekV32Config", 61, 128, 163840, mtp=_MTP, index_topk=2048, index_head_dim=128),
     "kimi_k2": Family(read=read),
-    "glm4_moe_lite": _published("Glm4MoeLiteConfig", 47, 20, 202752),
-    "glm_moe_dsa": _published("GlmMoeDsaConfig", 78, 64, 202752, index_topk=2048, index_head_dim=128),
+    "glm4_moe_lite": _published("Glm4MoeLiteConfig", 47, 20, 202752, mtp=_MTP),
+    "glm_moe_dsa": _published("GlmMoeDsaConfig", 78, 64, 202752, mtp=_MTP, index_topk=2048, index_head_dim=128),
 }

@@ -9,13 +9,21 @@ from collections.abc import Iterator
 
 from kvpage.models.config import MAX_TOKENS, Config
 from kvpage.models.families.dense import SELF_ATTENTION
+from kvpage.models.mtp import named_mtp
 from kvpage.models.patterns import LAYER_TYPES
-from kvpage.models.reading import Family, ModelLayer, Reading
+from kvpage.models.reading import Family, ModelLayer, Mtp, Reading
 
 
 def read(reading: Reading) -> Iterator[ModelLayer]:
     for index, has_window in enumerate(_windowed(reading.config, reading.num_layers())):
         yield _layer(reading, index, "swa_" if has_window else "", _window(reading.config) if has_window else None)
+
+
+def read_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
+    """The sizes of a layer with a window; the window itself only by its older name."""
+    config = reading.config
+    window = config.size("sliding_window_size", limit=MAX_TOKENS) if config.has("sliding_window_size") else None
+    yield from (_layer(named_mtp(reading, "model.mtp.layers"), index, "swa_", window) for index in range(count))
 
 
 def _layer(reading: Reading, index: int, prefix: str, window: int | None) -> ModelLayer:
@@ -46,4 +54,5 @@ def _window(config: Config) -> int:
     return config.size(field, limit=MAX_TOKENS)
 
 
-FAMILIES: dict[str, Family] = {"mimo_v2_flash": Family(read=read), "mimo_v2": Family(read=read)}
+_V2 = Family(read=read, mtp=Mtp(read=read_mtp, fixed=1, inside=True))
+FAMILIES: dict[str, Family] = {"mimo_v2_flash": _V2, "mimo_v2": _V2}

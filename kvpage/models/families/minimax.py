@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from kvpage.models.config import Config
 from kvpage.models.families.dense import RELEASE, SELF_ATTENTION
 from kvpage.models.formats import KvFormat
+from kvpage.models.mtp import after_the_model
 from kvpage.models.patterns import LayerType, layer_types
-from kvpage.models.reading import Family, Fields, ModelLayer, Reading, head_width, refuse
+from kvpage.models.reading import Family, Fields, ModelLayer, Mtp, Reading, head_width, refuse
 
 M3_BLOCK = 128  # tokens: its kernels take whole blocks of the sparse attention
 _M3_PAIR: Fields = {
@@ -45,26 +46,31 @@ def _by_list(config: Config, num_layers: int) -> tuple[LayerType, ...]:
 
 
 def read_m3(reading: Reading) -> Iterator[ModelLayer]:
-    config = reading.config
-    heads = reading.check_query_heads()
-    kv_heads = reading.kv_heads(config, "num_key_value_heads", config.size("num_key_value_heads"))
-    width, num_layers = head_width(reading, heads), reading.num_layers()
-    sparse, key_width = _sparse_layers(config, num_layers)
+    sparse, key_width = _sparse_layers(reading.config, reading.num_layers())
     for index, is_sparse in enumerate(sparse):
-        layer = reading.attention(index, SELF_ATTENTION, num_kv_heads=kv_heads, head_size=width)
-        if not is_sparse:
-            yield layer
-            continue
-        blocks: Fields = {"kernel_block_sizes": [M3_BLOCK]}
-        yield ModelLayer(index, {"backend": _M3_PAIR} | layer.fields | blocks)
-        yield reading.latent(
-            index,
-            "self_attn.attn.index_cache",
-            head_size=key_width,
-            kv=KvFormat(reading.dtype),
-            backend=_M3_KEYS,
-            **blocks,
-        )
+        yield from _m3_layer(reading, index, key_width if is_sparse else None)
+
+
+def read_m3_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
+    """Sparse like most layers of the model."""
+    _, key_width = _sparse_layers(reading.config, reading.num_layers())
+    for index in after_the_model(reading, count):
+        yield from _m3_layer(reading, index, key_width)
+
+
+def _m3_layer(reading: Reading, index: int, key_width: int | None) -> Iterator[ModelLayer]:
+    """Keys and values; with a `key_width` also the keys by which an indexer looks."""
+    config = reading.config
+    width = head_width(reading, reading.check_query_heads())
+    kv_heads = reading.kv_heads(config, "num_key_value_heads", config.size("num_key_value_heads"))
+    layer = reading.attention(index, SELF_ATTENTION, num_kv_heads=kv_heads, head_size=width)
+    if key_width is None:
+        yield layer
+        return
+    blocks: Fields = {"kernel_block_sizes": [M3_BLOCK]}
+    yield ModelLayer(index, {"backend": _M3_PAIR} | layer.fields | blocks)
+    keys = KvFormat(reading.dtype)
+    yield reading.latent(index, "self_attn.attn.index_cache", head_size=key_width, kv=keys, backend=_M3_KEYS, **blocks)
 
 
 def _sparse_layers(config: Config, num_layers: int) -> tuple[list[bool], int]:
@@ -98,12 +104,17 @@ _M3 = {
     "max_position_embeddings": 524288,
 }
 
+_M3_MTP = Mtp(read=read_m3_mtp, field="num_mtp_modules", left_out=1, inside=True)
+
 FAMILIES: dict[str, Family] = {
     "minimax": Family(read=read_lightning, defaults=_MINIMAX, defaults_of=f"MiniMaxConfig, {RELEASE}"),
     "minimax_text_01": Family(read=read_lightning),
     "minimax_m1": Family(read=read_lightning),
     "minimax_m3_vl_text": Family(
-        read=read_m3, defaults=_M3 | {"index_head_dim": 128}, defaults_of=f"MiniMaxM3VLTextConfig, {RELEASE}"
+        read=read_m3,
+        defaults=_M3 | {"index_head_dim": 128},
+        defaults_of=f"MiniMaxM3VLTextConfig, {RELEASE}",
+        mtp=_M3_MTP,
     ),
-    "minimax_m3_text": Family(read=read_m3, defaults=_M3, defaults_of="MiniMaxM3TextConfig, vLLM 0.24.0"),
+    "minimax_m3_text": Family(read=read_m3, defaults=_M3, defaults_of="MiniMaxM3TextConfig, vLLM 0.24.0", mtp=_M3_MTP),
 }

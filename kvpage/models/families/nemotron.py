@@ -10,8 +10,9 @@ from typing import Literal
 
 from kvpage.models.config import MAX_MODEL_LAYERS, Config
 from kvpage.models.families.dense import RELEASE, SELF_ATTENTION
+from kvpage.models.mtp import named_mtp
 from kvpage.models.patterns import window
-from kvpage.models.reading import Family, ModelLayer, Reading, head_width, published_dtype
+from kvpage.models.reading import Family, ModelLayer, Mtp, Reading, head_width, published_dtype, refuse
 from kvpage.models.states import Mamba2, mamba2
 
 Block = Literal["state", "attention", "nothing"]
@@ -26,19 +27,45 @@ _BLOCKS: dict[str, Block] = {
 }
 
 
+_MTP_BLOCKS = {word: block for word, block in _BLOCKS.items() if block != "state" and word != "mlp"}
+
+
 def read_h(reading: Reading) -> Iterator[ModelLayer]:
     config = reading.config
-    heads = reading.check_query_heads()
-    kv_heads = reading.kv_heads(config, "num_key_value_heads", config.size("num_key_value_heads"))
-    head_field = "attention_head_dim" if config.has("attention_head_dim") and not config.has("head_dim") else "head_dim"
-    width = config.optional_size(head_field) or head_width(reading, heads)
+    reading.check_query_heads()
     dtypes = (reading.dtype, reading.ssm_dtype(published_dtype(config, "mamba_ssm_cache_dtype")))
     for index, block in enumerate(_blocks(config)):
         if block == "state":
             yield reading.state(index, "mixer", _state_shapes(reading), dtypes)
         elif block == "attention":
-            seen = window(config)
-            yield reading.attention(index, "mixer.attn", num_kv_heads=kv_heads, head_size=width, window=seen)
+            yield _attention(reading, index)
+
+
+def read_h_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
+    """A pattern of attention and experts. vLLM 0.24.0 runs one predictor."""
+    config, named = reading.config, named_mtp(reading)
+    if count != 1:
+        raise refuse(config, "num_nextn_predict_layers", f"one is known, not {count}")
+    yield from (_attention(named, index) for index, block in enumerate(_mtp_blocks(config)) if block == "attention")
+
+
+def _mtp_blocks(config: Config) -> tuple[Block, ...]:
+    """A letter for each layer, or a word."""
+    items = config.items("mtp_layers_block_type") or ()
+    if items and len(items) <= MAX_MODEL_LAYERS:
+        return config.choices("mtp_layers_block_type", _MTP_BLOCKS, len(items)) or ()
+    pattern = config.text("mtp_hybrid_override_pattern") or ""
+    if not 1 <= len(pattern) <= MAX_MODEL_LAYERS or set(pattern) - {"*", "E"}:
+        raise config.fault("mtp_hybrid_override_pattern", "this must be letters * and E, one for each layer")
+    return tuple(_LETTERS[letter] for letter in pattern)
+
+
+def _attention(reading: Reading, index: int) -> ModelLayer:
+    config, heads = reading.config, reading.check_query_heads()
+    kv_heads = reading.kv_heads(config, "num_key_value_heads", config.size("num_key_value_heads"))
+    head_field = "attention_head_dim" if config.has("attention_head_dim") and not config.has("head_dim") else "head_dim"
+    width = config.optional_size(head_field) or head_width(reading, heads)
+    return reading.attention(index, "mixer.attn", num_kv_heads=kv_heads, head_size=width, window=window(config))
 
 
 def _state_shapes(reading: Reading) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -111,9 +138,12 @@ _H = {
     "n_groups": 8,
     "conv_kernel": 4,
     "mamba_ssm_cache_dtype": "float32",
+    "mtp_hybrid_override_pattern": "*E",
 }
 
+_H_MTP = Mtp(read=read_h_mtp, inside=True)
+
 FAMILIES: dict[str, Family] = {
-    "nemotron_h": Family(read=read_h, defaults=_H, defaults_of=f"NemotronHConfig, {RELEASE}"),
+    "nemotron_h": Family(read=read_h, defaults=_H, defaults_of=f"NemotronHConfig, {RELEASE}", mtp=_H_MTP),
     "nemotron-nas": Family(read=read_nas),
 }

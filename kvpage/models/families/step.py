@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from kvpage.models.config import MAX_MTP_LAYERS, Config
 from kvpage.models.families.dense import SELF_ATTENTION, window_of
+from kvpage.models.mtp import after_the_model
 from kvpage.models.patterns import LAYER_TYPES, LayerType
-from kvpage.models.reading import Family, ModelLayer, Reading, head_width, refuse
+from kvpage.models.reading import Family, ModelLayer, Mtp, Reading, head_width, refuse
 
 
 def read_3(reading: Reading) -> Iterator[ModelLayer]:
@@ -27,23 +28,26 @@ def read_3p5(reading: Reading) -> Iterator[ModelLayer]:
     config = reading.config
     if config.text("att_impl_type") not in (None, "GQA"):
         raise refuse(config, "att_impl_type", "only GQA is known")
-    heads = reading.check_query_heads()
+    for index, kind in enumerate(_types(config, reading.num_layers())):
+        yield _layer(reading, index, SELF_ATTENTION, kind)
+
+
+def read_3p5_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
+    """Of the types that follow those of the model's own layers."""
+    types = _types(reading.config, reading.num_layers() + count)
+    for index in after_the_model(reading, count):
+        yield _layer(reading, index, f"mtp_block.{SELF_ATTENTION}", types[index])
+
+
+def _layer(reading: Reading, index: int, module: str, kind: LayerType) -> ModelLayer:
+    config, heads = reading.config, reading.check_query_heads()
+    window, other = window_of(reading, kind), config.child("attention_other_setting")
+    if other is not None and kind == _other_type(other):
+        groups = reading.kv_heads(other, "num_attention_groups", other.size("num_attention_groups"))
+        return reading.attention(index, module, num_kv_heads=groups, head_size=other.size("head_dim"), window=window)
     field = "num_attention_groups" if config.has("num_attention_groups") else "num_key_value_heads"
     kv_heads, width = reading.kv_heads(config, field, config.size(field)), head_width(reading, heads)
-    other = config.child("attention_other_setting")
-    other_type = _other_type(other)
-    for index, kind in enumerate(_types(config, reading.num_layers())):
-        window = window_of(reading, kind)
-        if other is None or kind != other_type:
-            yield reading.attention(index, SELF_ATTENTION, num_kv_heads=kv_heads, head_size=width, window=window)
-            continue
-        yield reading.attention(
-            index,
-            SELF_ATTENTION,
-            num_kv_heads=reading.kv_heads(other, "num_attention_groups", other.size("num_attention_groups")),
-            head_size=other.size("head_dim"),
-            window=window,
-        )
+    return reading.attention(index, module, num_kv_heads=kv_heads, head_size=width, window=window)
 
 
 def _types(config: Config, num_layers: int) -> tuple[LayerType, ...]:
@@ -54,9 +58,7 @@ def _types(config: Config, num_layers: int) -> tuple[LayerType, ...]:
     return config.choices("layer_types", LAYER_TYPES, num_layers, extra=MAX_MTP_LAYERS) or ()
 
 
-def _other_type(other: Config | None) -> LayerType | None:
-    if other is None:
-        return None
+def _other_type(other: Config) -> LayerType:
     name = other.text("attention_type")
     if name not in LAYER_TYPES:
         raise other.fault("attention_type", f"this must be one of {', '.join(LAYER_TYPES)}, not {name!r}")
@@ -73,7 +75,9 @@ _STEP_3 = {
 _STEP_3 |= {"max_position_embedding": 65536}
 _STEP_3P5 = {"hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40, "num_attention_groups": 8}
 
+_MTP = Mtp(read=read_3p5_mtp, left_out=1, inside=True)
+
 FAMILIES: dict[str, Family] = {
     "step3_text": Family(read=read_3, defaults=_STEP_3, defaults_of="Step3TextConfig, vLLM 0.24.0"),
-    "step3p5": Family(read=read_3p5, defaults=_STEP_3P5, defaults_of="Step3p5Config, vLLM 0.24.0"),
+    "step3p5": Family(read=read_3p5, defaults=_STEP_3P5, defaults_of="Step3p5Config, vLLM 0.24.0", mtp=_MTP),
 }
