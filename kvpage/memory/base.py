@@ -103,6 +103,16 @@ class Chunk(_Owned):
         """What names the chunk beside its descriptor, where that is needed; a secret, for it needs no descriptor."""
         return b""
 
+    @property
+    def loss_fd(self) -> int | None:
+        """A descriptor that is ready for reading, to a selector, when the memory is lost although the chunk is held;
+        None where that cannot be. Not to be read from, and open only as long as the chunk.
+        """
+        return None
+
+    def require_there(self) -> None:
+        """Raises `StaleHandle` when the memory is lost. Never blocks."""
+
     @abstractmethod
     def export(self) -> int:
         """Another descriptor for the same memory, closed on exec, owned by the caller."""

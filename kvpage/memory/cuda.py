@@ -84,6 +84,14 @@ class CudaChunk(DescriptorChunk):
     def handle(self) -> bytes:
         return self._handle
 
+    @property
+    def loss_fd(self) -> int | None:
+        return self._fd if self._handle else None
+
+    def require_there(self) -> None:
+        if self._handle and holder_has_ended(self.fd):
+            raise holder_ended()
+
     def export(self) -> int:
         (fd,) = copy_of(self.fd, self.size_bytes).release()
         return fd

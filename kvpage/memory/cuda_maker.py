@@ -5,15 +5,17 @@ from __future__ import annotations
 import array
 import base64
 import contextlib
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from typing import Any
 
-from kvpage.errors import DeviceUnavailable, error_from_code
+from kvpage.errors import DeviceUnavailable, InternalError, error_from_code
 from kvpage.memory.base import Progress, no_progress
 
 SILENCE_S = 120.0
@@ -37,6 +39,7 @@ class Made:
 
 HOLDERS: list[subprocess.Popen[bytes]] = []
 """Children that hold memory. They outlive this process if somebody else still uses what they hold."""
+_holders_lock = threading.Lock()  # guards the list: one thread makes memory, another reaps
 
 
 def run_task(
@@ -56,13 +59,16 @@ def run_task(
         made = _result(messages, child, on_progress)
         if made.message.get("handle"):
             undo.pop_all()  # the child lives as long as the memory; all messages have been read
-            HOLDERS.append(child)
-        _reap()
+            with _holders_lock:
+                HOLDERS.append(child)
+        reap_holders()
         return made
 
 
-def _reap() -> None:
-    HOLDERS[:] = [child for child in HOLDERS if child.poll() is None]
+def reap_holders() -> None:
+    """Take leave of holders that have ended: to be called when a child has, or they stay zombies. Never blocks."""
+    with _holders_lock:
+        HOLDERS[:] = [child for child in HOLDERS if child.poll() is None]
 
 
 def _spawn(task: str, device: str, size_bytes: int, theirs: socket.socket, given: bytes) -> subprocess.Popen[bytes]:
@@ -108,7 +114,15 @@ class _Messages:
             self._data += data
         line, self._data = self._data.split(b"\n", 1)
         message = json.loads(line)
-        return Made(message, self._fds.pop() if "made" in message else None)
+        if "made" not in message:
+            return Made(message, None)
+        if not self._fds:  # the kernel dropped it (MSG_CTRUNC): no number was free for it here
+            raise InternalError(
+                "device memory was made, but its descriptor found no room in this process: close files, or raise its"
+                " limit (ulimit -n)",
+                details={"errno": errno.EMFILE},
+            )
+        return Made(message, self._fds.pop())
 
     def close(self) -> None:
         """Close descriptors that nobody took."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ class HostMemory(MemoryKind):
     """`calls` and `available` are arguments so that a test can let them fail."""
 
     handle_kind: ClassVar[str] = "memfd"
-    unit_bytes = 4096
+    unit_bytes = mmap.PAGESIZE
 
     def __init__(self, calls: HostCalls | None = None, available: Callable[[], int] = available_host_bytes) -> None:
         self._calls = calls or HostCalls()

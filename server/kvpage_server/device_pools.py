@@ -210,6 +210,8 @@ class DevicePools:
         for pool in pools:
             if pool.state in _UNSETTLED:
                 self._watch(pool)
+            elif pool.state == "failed":  # of one that was ready the memory is lost
+                self.held.release(pool.pool_id)
             elif pool.state == "ready" and pool.pool_id not in self.held:
                 with contextlib.suppress(PoolNotFound, Conflict):  # deleted since it was listed
                     await self._hold(pool.pool_id)

@@ -82,6 +82,9 @@ def run(options: WorkerOptions, memory: DeviceMemory, limits: Limits | None = No
         server = Server(endpoint, pools, keeper, loop, disposal, limits=limits, group=group, adoption_s=adoption_s)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: loop.post(server.drain))
+        signal.signal(signal.SIGCHLD, lambda *_: loop.post(memory.reap))
+        loop.wake_for_signals()
+        stack.callback(signal.set_wakeup_fd, -1)
         if estate is not None and takeover is not None:
             _move_in(endpoint, pools, server, takeover, estate)
         _announce(options, endpoint, pools)
@@ -105,10 +108,10 @@ def _pool_table(options: WorkerOptions, memory: DeviceMemory, endpoint: Endpoint
     if estate is None:
         epoch = endpoint.predecessor_epoch if options.adopt_within_s > 0 else None
         budget = Budget(options.memory or HALF, memory.available_bytes, memory.free()[0])
-        return PoolTable(options.device, budget, epoch)
+        return PoolTable(options.device, budget, epoch, taken_bytes=memory.taken_bytes)
     limit = options.memory or estate.memory_limit_bytes
     budget = Budget(limit, memory.available_bytes, memory.free()[0])
-    pools = PoolTable(options.device, budget, estate.epoch)
+    pools = PoolTable(options.device, budget, estate.epoch, taken_bytes=memory.taken_bytes)
     pools.next_hold_id = estate.next_hold_id
     for record, pool_memory in estate.pools:
         pools.adopt(record, pool_memory)

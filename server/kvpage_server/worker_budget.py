@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -34,6 +35,11 @@ def parse_memory(text: str) -> int | Fraction:
     return value
 
 
+def in_pages(size_bytes: int) -> int:
+    """What the host gives for `size_bytes`."""
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 class Budget:
     """Bytes promised to pools, and how many may be. A promise is made before the first byte is committed."""
 
@@ -50,20 +56,26 @@ class Budget:
     def __repr__(self) -> str:
         return f"<Budget {self.reserved_bytes} of {self.limit_bytes} bytes reserved>"
 
-    def reserve(self, size_bytes: int, *, promised_bytes: int) -> None:
-        """Promise `size_bytes`. `promised_bytes` are reserved by others and not committed yet: the device still
-        reports them as available. Raises `NotEnoughMemory`.
+    def reserve(self, size_bytes: int, *, promised_bytes: int, buffer_bytes: int | None = None) -> None:
+        """Promise `size_bytes`, which a pool of `buffer_bytes` takes. `promised_bytes` are reserved by others and not
+        committed yet: the device still reports them as available. Raises `NotEnoughMemory`.
         """
+        buffer_bytes = size_bytes if buffer_bytes is None else buffer_bytes
         left_bytes = self.limit_bytes - self.reserved_bytes
         there_bytes = self._available() - promised_bytes
         if size_bytes > min(left_bytes, there_bytes):
             limit = "left of --memory" if left_bytes <= there_bytes else "available on the device"
             free_bytes = max(0, min(left_bytes, there_bytes))
             raise NotEnoughMemory(
-                f"a pool needs {size_bytes} bytes with its plan, {free_bytes} bytes are {limit} (limit"
-                f" {self.limit_bytes}, reserved {self.reserved_bytes}); make the pool smaller, delete another or raise"
-                " --memory",
-                details={"needed_bytes": size_bytes, "available_bytes": free_bytes, "limit_bytes": self.limit_bytes},
+                f"a pool of {buffer_bytes} bytes takes {size_bytes}, in whole units of memory and on the host with its"
+                f" plan; {free_bytes} bytes are {limit} (limit {self.limit_bytes}, reserved {self.reserved_bytes});"
+                " make the pool smaller, delete another or raise --memory",
+                details={
+                    "buffer_size_bytes": buffer_bytes,
+                    "needed_bytes": size_bytes,
+                    "available_bytes": free_bytes,
+                    "limit_bytes": self.limit_bytes,
+                },
             )
         self.reserved_bytes += size_bytes
 

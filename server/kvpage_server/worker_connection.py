@@ -24,7 +24,7 @@ from kvpage.wire.credentials import Peer
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Deadline, Loop
-from kvpage_server.worker_pools import Pool
+from kvpage_server.worker_pool_entry import Pool
 
 _MAX_MOVED_BYTES = MAX_FRAME_BYTES - (64 << 10)  # the rest is for the holds of a client
 

@@ -27,6 +27,9 @@ class DeviceMemory:
     unsupported: Mapping[str, str] = field(default_factory=dict)
     """Kinds that were tried and failed, and why."""
 
+    reap: Callable[[], None] = lambda: None
+    """Takes leave of processes that made or held memory and have ended. Never blocks."""
+
     @classmethod
     def of(cls, memory: MemoryKind) -> DeviceMemory:
         """A device with one kind, which says at any time what is available."""
@@ -58,16 +61,20 @@ class DeviceMemory:
         """How a chunk that is to be made is described."""
         return ChunkInfo(kind=self.kind(wanted_kind).handle_kind, size_bytes=size_bytes, device_uuid=self.uuid)
 
+    def taken_bytes(self, chunk: ChunkInfo) -> int:
+        """What `chunk`, of a kind that this device has, takes of it: whole units."""
+        return self.kinds[chunk.kind].taken_bytes(chunk.size_bytes)
+
     def imported_kind(self, info: ChunkInfo) -> MemoryKind:
         """The kind of a chunk that comes from another process. Raises `ProtocolError`."""
         if info.device_uuid != self.uuid:
             raise ProtocolError(
                 f"a chunk on device {shorten(info.device_uuid) or 'host'}; this worker serves {self.uuid or 'host'}"
             )
-        if self.uuid and info.size_bytes > self.available_bytes():
-            raise ProtocolError(f"a chunk of {info.size_bytes} bytes on a device of {self.available_bytes()} bytes")
         if info.kind not in self.kinds:
             raise ProtocolError(f"a chunk of kind {shorten(info.kind)}; this worker has {', '.join(self.kinds)}")
+        if self.uuid and self.taken_bytes(info) > self.available_bytes():
+            raise ProtocolError(f"a chunk of {info.size_bytes} bytes on a device of {self.available_bytes()} bytes")
         return self.kinds[info.kind]
 
 
@@ -83,6 +90,7 @@ def cuda_memory(device: str) -> DeviceMemory:
     """
     # Here, so that a worker of host memory loads nothing of it.
     from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, FreeBytes, probe
+    from kvpage.memory.cuda_maker import reap_holders
 
     facts = probe(device)
     free = FreeBytes(facts.free_bytes)
@@ -102,4 +110,5 @@ def cuda_memory(device: str) -> DeviceMemory:
         uuid=facts.uuid,
         name=facts.name,
         unsupported=facts.unsupported,
+        reap=reap_holders,
     )

@@ -7,13 +7,12 @@ import os
 from collections.abc import Sequence
 
 from kvpage.errors import ProtocolError, shorten
-from kvpage.memory.base import MAX_CHUNK_BYTES, Chunk
 from kvpage.memory.host import HostMemory
 from kvpage.wire.channel import close_fds
 from kvpage.wire.messages import ChunkInfo
 from kvpage_server.control_block import ControlRecord, adopt_control_block
 from kvpage_server.worker_device import DeviceMemory
-from kvpage_server.worker_pools import PoolMemory
+from kvpage_server.worker_pool_entry import PoolMemory
 
 
 def import_pool(
@@ -26,12 +25,11 @@ def import_pool(
     left = list(fds)
     with contextlib.ExitStack() as undo:
         undo.callback(close_fds, left)  # those that nothing below has taken
-        imported: list[Chunk] = []
-        if (total_bytes := sum(info.size_bytes for info in chunks)) > MAX_CHUNK_BYTES:
-            raise ProtocolError(f"chunks of {total_bytes} bytes together; at most {MAX_CHUNK_BYTES} can be counted")
-        for info in chunks:
-            kind = memory.imported_kind(info)
-            imported.append(undo.enter_context(kind.import_chunk(left.pop(0), info.size_bytes, info.handle)))
+        if len(chunks) != 1:
+            raise ProtocolError(f"a pool of {len(chunks)} chunks; workers make pools of one, and clients map no other")
+        [info] = chunks
+        kind = memory.imported_kind(info)
+        chunk = undo.enter_context(kind.import_chunk(left.pop(0), info.size_bytes, info.handle))
         control, record = adopt_control_block(left.pop(0), control_memory)
         undo.enter_context(control)
         if record.device != device:
@@ -41,11 +39,11 @@ def import_pool(
                 f"the control block describes chunks {_without_handles(record.chunks)}, handed over were"
                 f" {_without_handles(chunks)}"
             )
-        pool_memory = PoolMemory(chunks=tuple(imported), control=control)
+        pool_memory = PoolMemory(chunks=(chunk,), control=control)
         if device == "host" and len(files_of(pool_memory)) < len(fds):
             raise ProtocolError(
-                f"{len(fds)} descriptors name {len(files_of(pool_memory))} files; each chunk and the control block is a"
-                " file of its own"
+                f"{len(fds)} descriptors name {len(files_of(pool_memory))} files; the chunk and the control block are"
+                " files of their own"
             )
         undo.pop_all()
         return record, pool_memory

@@ -11,7 +11,8 @@ from kvpage_server.worker_limits import FDS_PER_POOL, Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
-from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable, held
+from kvpage_server.worker_pool_entry import Pool, PoolMemory, held
+from kvpage_server.worker_pools import PoolTable
 from kvpage_server.worker_waiting import Waiting
 
 
@@ -19,8 +20,16 @@ class PoolLifecycle:
     """Starts slow work on the keeper and finishes it when its outcome comes back."""
 
     def __init__(
-        self, pools: PoolTable, keeper: MemoryKeeper, loop: Loop, limits: Limits, *, num_clients: Callable[[], int]
+        self,
+        pools: PoolTable,
+        keeper: MemoryKeeper,
+        loop: Loop,
+        limits: Limits,
+        *,
+        num_clients: Callable[[], int],
+        on_lost: Callable[[], None],
     ) -> None:
+        """`on_lost` is called when the memory of a pool has been lost, and with it every hold on it."""
         self._pools = pools
         self._keeper = keeper
         self._limits = limits
@@ -28,6 +37,14 @@ class PoolLifecycle:
         self._waiting = Waiting(loop)
         self._until_free = Waiting(loop)
         """Requests to delete pools that are held."""
+        self._on_lost = on_lost
+        for pool in pools:  # those of a worker before this one
+            self.watch(pool)
+
+    def watch(self, pool: Pool) -> None:
+        """Notice when the memory of a pool that has become ready is lost."""
+        if pool.memory is not None:
+            self._keeper.watch(pool.memory, lambda error: self._lost(pool, error))
 
     def create(self, connection: Connection, request_id: int, body: messages.CreatePool) -> None:
         _check_create(body)
@@ -62,10 +79,10 @@ class PoolLifecycle:
     def delete(self, connection: Connection, request_id: int, body: messages.DeletePool) -> None:
         pool = self._pools.get(body.pool_id)
         connection.require_room_to_wait()
-        if pool.holders and body.force and body.timeout_s == 0:
+        if pool.is_held and body.force and body.timeout_s == 0:
             connection.reply(request_id, self._forget(pool))
             return
-        if not pool.holders or body.timeout_s == 0:
+        if not pool.is_held or body.timeout_s == 0:
             self._delete(pool, [(connection, request_id)])
             return
         self._until_free.add(
@@ -79,7 +96,7 @@ class PoolLifecycle:
 
     def released(self, pool: Pool) -> None:
         """A hold on the pool has ended; if it was the last one, a deletion may go on."""
-        if not pool.holders and (asked := self._until_free.take(pool)):
+        if not pool.is_held and (asked := self._until_free.take(pool)):
             self._delete(pool, asked)
 
     def _forget(self, pool: Pool) -> messages.PoolDeleted:
@@ -145,11 +162,20 @@ class PoolLifecycle:
             return
         if isinstance(outcome, PoolMemory):
             self._pools.become_ready(pool, outcome)
+            self.watch(pool)
             log("pool_ready", pool_id=pool.pool_id, name=pool.name)
         else:
             self._pools.become_failed(pool, outcome)
             log("pool_failed", level="warning", pool_id=pool.pool_id, name=pool.name, reason=outcome.message)
         self._waiting.settled(pool, self._pools.describe(pool))
+
+    def _lost(self, pool: Pool, error: KvpageError) -> None:
+        memory = self._pools.lose(pool, error)
+        log("pool_lost", level="error", pool_id=pool.pool_id, name=pool.name, reason=error.message)
+        if memory is not None:
+            self._keeper.close(memory, lambda: None)
+        self.released(pool)  # nothing is left that could be held
+        self._on_lost()
 
     def _close(self, pool: Pool, memory: PoolMemory) -> None:
         self._keeper.close(memory, lambda: self._removed(pool))

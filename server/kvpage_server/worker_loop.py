@@ -6,6 +6,7 @@ import contextlib
 import heapq
 import itertools
 import selectors
+import signal
 import socket
 import time
 import traceback
@@ -47,8 +48,8 @@ class Loop:
         self._wake_out.setblocking(False)
         self.watch(self._wake_out, selectors.EVENT_READ, self._run_posted)
 
-    def watch(self, sock: socket.socket, events: int, callback: Callback) -> None:
-        """Call `callback` whenever `sock` is ready for `events`. 0 stops watching."""
+    def watch(self, sock: socket.socket | int, events: int, callback: Callback) -> None:
+        """Call `callback` whenever `sock`, a socket or a descriptor, is ready for `events`. 0 stops watching."""
         known = sock in self._selector.get_map()
         if events and known:
             self._selector.modify(sock, events, callback)
@@ -67,6 +68,10 @@ class Loop:
         self._posted.append(callback)
         with contextlib.suppress(BlockingIOError):  # so many bytes wait there that it will wake up anyway
             self._wake_in.send(b"\0")
+
+    def wake_for_signals(self) -> None:
+        """Let a signal wake the loop whichever thread the kernel hands it to. In the main thread only."""
+        signal.set_wakeup_fd(self._wake_in.fileno(), warn_on_full_buffer=False)
 
     def run(self) -> None:
         self._running = True

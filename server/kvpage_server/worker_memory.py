@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import selectors
 from collections.abc import Callable
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -13,7 +15,7 @@ from kvpage_server.control_block import ControlRecord, write_control_block
 from kvpage_server.worker_device import DeviceMemory
 from kvpage_server.worker_helper import Helper
 from kvpage_server.worker_loop import Loop
-from kvpage_server.worker_pools import Pool, PoolMemory, with_handles
+from kvpage_server.worker_pool_entry import Pool, PoolMemory, with_handles
 
 
 class MemoryKeeper:
@@ -53,8 +55,28 @@ class MemoryKeeper:
             undo.pop_all()
             return PoolMemory(chunks=(chunk,), control=control)
 
+    def watch(self, memory: PoolMemory, lost: Callable[[KvpageError], None]) -> None:
+        """Call `lost` with the reason when the memory is lost, until it is closed here."""
+        for chunk in memory.chunks:
+            if chunk.loss_fd is not None:
+                self._loop.watch(chunk.loss_fd, selectors.EVENT_READ, partial(self._look, memory, lost))
+
+    def _look(self, memory: PoolMemory, lost: Callable[[KvpageError], None]) -> None:
+        try:
+            for chunk in memory.chunks:
+                chunk.require_there()
+        except KvpageError as error:
+            self._unwatch(memory)
+            lost(error)
+
+    def _unwatch(self, memory: PoolMemory) -> None:
+        for chunk in memory.chunks:
+            if chunk.loss_fd is not None:
+                self._loop.watch(chunk.loss_fd, 0, lambda: None)
+
     def close(self, memory: PoolMemory, done: Callable[[], None]) -> None:
         """Give memory back: freeing many GiB takes as long as committing them."""
+        self._unwatch(memory)
         self._closing.submit(memory.close, lambda _: done())
 
     def stop(self) -> None:

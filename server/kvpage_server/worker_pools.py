@@ -1,6 +1,7 @@
 """The pools of a worker: who holds what, in which state. Pure bookkeeping; it decides and never waits.
 
 creating ──► ready ──► deleting ──► (gone)
+    │          │          │  │
     ├──────► failed ──────┘  │
     └────────────────────────┘
 
@@ -10,75 +11,29 @@ hold has ended, because nobody can take memory back from a process that has mapp
 
 from __future__ import annotations
 
-import mmap
 import secrets
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-
-from msgspec.structs import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvpage.errors import Conflict, KvpageError, PoolNotFound, StaleHandle, shorten
-from kvpage.memory.base import Chunk
-from kvpage.wire.messages import MAX_HOLDERS_NAMED, ChunkInfo, Holder, PoolState, PoolStateName, WireError
+from kvpage.wire.messages import MAX_HOLDERS_NAMED, ChunkInfo, Holder, PoolState, WireError
 from kvpage_server.control_block import ControlRecord, control_block_bytes
-from kvpage_server.worker_budget import Budget
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolMemory:
-    """What makes a pool real. Whoever removes it from a pool closes it."""
-
-    chunks: tuple[Chunk, ...]
-    control: Chunk
-
-    @property
-    def all(self) -> tuple[Chunk, ...]:
-        """In the order in which descriptors are handed over."""
-        return (*self.chunks, self.control)
-
-    def close(self) -> None:
-        for chunk in self.all:
-            chunk.close()
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Pool:
-    """One entry of a `PoolTable`, which alone changes it."""
-
-    pool_id: str
-    name: str
-    plan_id: str
-    plan: bytes
-    chunks: tuple[ChunkInfo, ...]
-    state: PoolStateName = "creating"
-    committed_bytes: int = 0
-    reserved_bytes: int = 0
-    """Of the budget."""
-    memory: PoolMemory | None = None
-    holders: dict[int, Holder] = field(default_factory=dict)
-    error: KvpageError | None = None
-    abandoned: threading.Event = field(default_factory=threading.Event)
-    """Set when the thread that commits the memory should stop."""
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(chunk.size_bytes for chunk in self.chunks)
-
-    def require_ready(self) -> PoolMemory:
-        if self.state == "ready" and self.memory is not None:
-            return self.memory
-        raise Conflict(
-            f"pool {self.pool_id} ({shorten(self.name)}) is {self.state}, not ready; "
-            + ("wait for it" if self.state == "creating" else "create it again"),
-            details={"pool_id": self.pool_id, "state": self.state},
-        )
+from kvpage_server.worker_budget import Budget, in_pages
+from kvpage_server.worker_pool_entry import Pool, PoolMemory, held, with_handles
 
 
 class PoolTable:
     """All pools of one device."""
 
-    def __init__(self, device: str, budget: Budget, epoch: str | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        budget: Budget,
+        epoch: str | None = None,
+        *,
+        taken_bytes: Callable[[ChunkInfo], int] = lambda chunk: in_pages(chunk.size_bytes),
+    ) -> None:
+        """`taken_bytes`: what a chunk takes of the device, which gives memory in units of its own."""
+        self._taken_bytes = taken_bytes
         self.device = device
         self.epoch = epoch or secrets.token_hex(16)
         self.next_hold_id = 1
@@ -162,7 +117,7 @@ class PoolTable:
         pool = Pool(pool_id=f"pool-{secrets.token_hex(8)}", name=name, plan_id=plan_id, plan=plan, chunks=chunks)
         promised = sum(pool.reserved_bytes - pool.committed_bytes for pool in self if pool.state == "creating")
         needed_bytes = self._cost_bytes(pool)
-        self.budget.reserve(needed_bytes, promised_bytes=promised)
+        self.budget.reserve(needed_bytes, promised_bytes=promised, buffer_bytes=pool.size_bytes)
         pool.reserved_bytes = needed_bytes
         if there is not None:
             self.remove(there)
@@ -170,12 +125,15 @@ class PoolTable:
         return pool, True
 
     def _cost_bytes(self, pool: Pool) -> int:
-        """What a pool takes of its device. Of the host that is the pages of its buffer, its control block, and the copy
+        """What a pool takes of its device: whole units of its memory; of the host also its control block, and the copy
         of its plan that this process keeps.
         """
         if self.device != "host":
-            return pool.size_bytes
-        return _buffer_pages(pool) + control_block_bytes(self.record(pool)) + _in_pages(len(pool.plan))
+            return self._buffer_cost_bytes(pool)
+        return self._buffer_cost_bytes(pool) + control_block_bytes(self.record(pool)) + in_pages(len(pool.plan))
+
+    def _buffer_cost_bytes(self, pool: Pool) -> int:
+        return sum(self._taken_bytes(chunk) for chunk in pool.chunks)
 
     def _require_same(self, pool: Pool, plan_id: str, chunks: Sequence[ChunkInfo]) -> None:
         if pool.state == "deleting":
@@ -228,12 +186,20 @@ class PoolTable:
         self._release_budget(pool)
         pool.state, pool.error, pool.committed_bytes = "failed", error, 0
 
+    def lose(self, pool: Pool, error: KvpageError) -> PoolMemory | None:
+        """The memory of a pool that was ready is gone. Returns what is left of it, to be closed. Holds stay until they
+        are ended, and keep nothing any more.
+        """
+        memory, pool.memory = pool.memory, None
+        self.become_failed(pool, error)
+        return memory
+
     def begin_delete(self, pool: Pool) -> PoolMemory | None:
         """From now on nobody can take hold of the pool. Returns the memory to close, if it is there.
 
         Raises `Conflict` naming the holders, if there are any.
         """
-        if pool.holders:
+        if pool.is_held:
             raise held(pool)
         pool.state = "deleting"
         pool.abandoned.set()
@@ -244,7 +210,7 @@ class PoolTable:
         """Part with a pool that is held. Returns the worker's own claim to the memory, to be closed."""
         pool.state = "deleting"
         memory, pool.memory = pool.memory, None
-        pinned_bytes = min(pool.reserved_bytes, _buffer_pages(pool))  # the control block is ours alone
+        pinned_bytes = min(pool.reserved_bytes, self._buffer_cost_bytes(pool))  # the control block is ours alone
         self.budget.release(pool.reserved_bytes - pinned_bytes)
         pool.reserved_bytes = pinned_bytes
         self._forgotten[pool.pool_id] = self._pools.pop(pool.pool_id)
@@ -290,39 +256,13 @@ class PoolTable:
         if self.budget.reserved_bytes != expected:
             raise AssertionError(f"{self!r}: the pools have reserved {expected} bytes")
         for pool in self:
-            if (pool.memory is not None) != (pool.state == "ready") or (pool.holders and pool.state != "ready"):
+            may_be_held = pool.state in ("ready", "failed")  # failed: what was held is lost
+            if (pool.memory is not None) != (pool.state == "ready") or (pool.holders and not may_be_held):
                 raise AssertionError(f"{self!r}: pool {pool.pool_id} has memory or holders in state {pool.state}")
         for pool in self._forgotten.values():
             if pool.memory is not None or not pool.holders:
                 raise AssertionError(f"{self!r}: pool {pool.pool_id} is forgotten and has memory or no holders")
 
 
-def with_handles(infos: Iterable[ChunkInfo], chunks: Iterable[Chunk]) -> tuple[ChunkInfo, ...]:
-    """The descriptions of chunks that have been made."""
-    return tuple(replace(info, handle=chunk.handle) for info, chunk in zip(infos, chunks, strict=True))
-
-
 def _sizes(chunks: list[tuple[str, int]]) -> str:
     return ", ".join(f"{size_bytes} bytes of {kind}" for kind, size_bytes in chunks)
-
-
-def _in_pages(size_bytes: int) -> int:
-    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _buffer_pages(pool: Pool) -> int:
-    return sum(_in_pages(chunk.size_bytes) for chunk in pool.chunks)
-
-
-def held(pool: Pool) -> Conflict:
-    """Why a pool is not deleted now, naming the first holders."""
-    named = list(pool.holders.values())[:MAX_HOLDERS_NAMED]
-    people = ", ".join(f"pid {holder.pid} uid {holder.uid} ({shorten(holder.client_name)})" for holder in named[:3])
-    return Conflict(
-        f"pool {pool.pool_id} ({shorten(pool.name)}) has {len(pool.holders)} holders: {people}"
-        f"{', …' if len(pool.holders) > 3 else ''}; end them, let them detach first, or forget the pool by force",
-        details={
-            "num_holders": len(pool.holders),
-            "holders": [{"pid": h.pid, "uid": h.uid, "client_name": h.client_name} for h in named],
-        },
-    )

@@ -16,7 +16,8 @@ from kvpage_server.worker_lifecycle import PoolLifecycle
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
-from kvpage_server.worker_pools import Pool, PoolTable
+from kvpage_server.worker_pool_entry import Pool
+from kvpage_server.worker_pools import PoolTable
 from kvpage_server.worker_retirement import Retirement
 from kvpage_server.worker_sharing import PoolSharing
 
@@ -51,8 +52,17 @@ class Requests:
         self._handover = handover
         self._retirement = retirement
         self._num_clients = num_clients
-        self._lifecycle = PoolLifecycle(pools, keeper, loop, limits, num_clients=num_clients)
-        self._sharing = PoolSharing(pools, keeper, limits, on_released=self._released, on_kept=on_kept)
+        self._lifecycle = PoolLifecycle(
+            pools, keeper, loop, limits, num_clients=num_clients, on_lost=retirement.hold_released
+        )
+        self._sharing = PoolSharing(
+            pools,
+            keeper,
+            limits,
+            on_released=self._released,
+            on_adopted=self._lifecycle.watch,
+            on_kept=on_kept,
+        )
 
     def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
         if self._window.defers(connection, request_id, body):

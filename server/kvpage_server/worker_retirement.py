@@ -10,7 +10,8 @@ from kvpage.wire import succession
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop, Timer
-from kvpage_server.worker_pools import PoolTable, held
+from kvpage_server.worker_pool_entry import held
+from kvpage_server.worker_pools import PoolTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +60,7 @@ class Retirement:
 
     def hold_released(self) -> None:
         """Called whenever a hold has ended."""
-        if self._asked is None or any(pool.holders for pool in self._pools):
+        if self._asked is None or any(pool.is_held for pool in self._pools):
             return
         asked, self._asked = self._asked, None
         asked.timer.cancel()
@@ -72,7 +73,7 @@ class Retirement:
 
     def _run_out(self) -> None:
         asked = self._take_back()
-        pool = next(pool for pool in self._pools if pool.holders)
+        pool = next(pool for pool in self._pools if pool.is_held)
         asked.connection.fail(asked.request_id, held(pool))
 
     def _take_back(self) -> _Asked:

@@ -14,7 +14,8 @@ from kvpage_server.worker_import import files_of, import_pool
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_memory import MemoryKeeper
-from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
+from kvpage_server.worker_pool_entry import Pool, PoolMemory
+from kvpage_server.worker_pools import PoolTable
 
 
 class PoolSharing:
@@ -27,6 +28,7 @@ class PoolSharing:
         limits: Limits,
         *,
         on_released: Callable[[Pool], None],
+        on_adopted: Callable[[Pool], None],
         on_kept: Callable[[], None],
     ) -> None:
         """`on_kept` is called before another process gets what it takes to keep a pool."""
@@ -34,6 +36,7 @@ class PoolSharing:
         self._keeper = keeper
         self._limits = limits
         self._on_released = on_released
+        self._on_adopted = on_adopted
         self._on_kept = on_kept
 
     def attach(self, connection: Connection, request_id: int, body: messages.Attach) -> None:
@@ -109,6 +112,7 @@ class PoolSharing:
             self._require_new(memory)
             pool = self._pools.adopt(record, memory)
             undo.pop_all()
+        self._on_adopted(pool)
         self._on_kept()
         log("pool_adopted", pool_id=pool.pool_id, name=pool.name, size_bytes=pool.size_bytes, epoch=self._pools.epoch)
         connection.reply(request_id, self._pools.describe(pool))

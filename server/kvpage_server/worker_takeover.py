@@ -20,7 +20,7 @@ from kvpage_server.control_block import ControlRecord
 from kvpage_server.worker_device import DeviceMemory
 from kvpage_server.worker_import import import_pool
 from kvpage_server.worker_log import log
-from kvpage_server.worker_pools import PoolMemory
+from kvpage_server.worker_pool_entry import PoolMemory
 
 SETTLE_S = 120.0
 """How long pools that are being created or deleted may take before anything is taken."""

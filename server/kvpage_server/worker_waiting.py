@@ -10,7 +10,7 @@ from kvpage.errors import KvpageError
 from kvpage.wire.messages import ReplyBody
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_loop import Loop, Timer
-from kvpage_server.worker_pools import Pool
+from kvpage_server.worker_pool_entry import Pool
 
 Answer: TypeAlias = ReplyBody | KvpageError
 

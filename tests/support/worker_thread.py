@@ -67,7 +67,8 @@ class WorkerThread:
         self.socket_path = self._endpoint.path
         self._loop = Loop(clock)
         self._keeper = MemoryKeeper(self._loop, device or DeviceMemory.of(self.memory), HostMemory())
-        self.pools = PoolTable("host", Budget(Fraction(1), self._keeper.device.available_bytes))
+        budget = Budget(Fraction(1), self._keeper.device.available_bytes)
+        self.pools = PoolTable("host", budget, taken_bytes=self._keeper.device.taken_bytes)
         self.disposal = Disposal()
         self._draining = threading.Event()
         limits = limits or Limits()

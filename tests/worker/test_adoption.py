@@ -302,12 +302,13 @@ def test_a_control_block_is_no_chunk(keeper: WorkerClient) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_one_memfd_is_not_several_chunks(keeper: WorkerClient) -> None:
-    legacy = Legacy(record(chunks=[INFO, INFO]))
-    fds = [legacy.chunk.fd, legacy.chunk.fd, legacy.control.fd]
-    with pytest.raises(ProtocolError, match="2 files"):
+def test_a_pool_of_several_chunks_is_refused_as_nobody_could_map_it(keeper: WorkerClient) -> None:
+    legacy, other = Legacy(record(chunks=[INFO, INFO])), Legacy(record())
+    fds = [legacy.chunk.fd, other.chunk.fd, legacy.control.fd]
+    with pytest.raises(ProtocolError, match="2 chunks"):
         keeper.ask(AdoptPool(chunks=[INFO, INFO]), PoolState, fds)
     legacy.close()
+    other.close()
 
 
 def test_one_memfd_is_not_several_pools(worker: WorkerProcess, keeper: WorkerClient, legacy: Legacy) -> None:

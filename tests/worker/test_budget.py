@@ -53,8 +53,14 @@ def test_promises_end_at_the_limit_and_what_is_released_can_be_promised_again() 
     budget = Budget(100, lambda: 1000)
     budget.reserve(60, promised_bytes=0)
     with pytest.raises(NotEnoughMemory) as caught:
-        budget.reserve(41, promised_bytes=0)
-    assert caught.value.details == {"needed_bytes": 41, "available_bytes": 40, "limit_bytes": 100}
+        budget.reserve(41, promised_bytes=0, buffer_bytes=33)
+    assert "a pool of 33 bytes takes 41" in str(caught.value)
+    assert caught.value.details == {
+        "buffer_size_bytes": 33,
+        "needed_bytes": 41,
+        "available_bytes": 40,
+        "limit_bytes": 100,
+    }
     budget.reserve(40, promised_bytes=0)
     budget.release(60)
     budget.reserve(60, promised_bytes=0)

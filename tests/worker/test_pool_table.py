@@ -12,7 +12,8 @@ from kvpage.memory.fake import FakeMemory
 from kvpage.wire.messages import ChunkInfo
 from kvpage_server.control_block import ControlRecord
 from kvpage_server.worker_budget import Budget
-from kvpage_server.worker_pools import Pool, PoolMemory, PoolTable
+from kvpage_server.worker_pool_entry import Pool, PoolMemory
+from kvpage_server.worker_pools import PoolTable
 from support.pools import OTHER_PLAN_ID, OVERHEAD_BYTES, PLAN, PLAN_ID
 
 OVERHEAD_PAGES = OVERHEAD_BYTES // 4096
