@@ -112,32 +112,69 @@ class AttentionLayout:
 
 @dataclass(frozen=True, slots=True)
 class KernelBlockSizes:
-    """Block sizes, in tokens, that a backend's kernels accept: those listed, and multiples of `multiple_of`."""
+    """Block sizes, in tokens, that a backend's kernels accept: those listed, and multiples of `multiple_of` up to
+    `at_most`."""
 
     listed: tuple[int, ...] = ()
     multiple_of: int | None = None
+    at_most: int | None = None
 
     @property
     def smallest(self) -> int:
         return min((*self.listed, *(() if self.multiple_of is None else (self.multiple_of,))), default=1)
 
     def smallest_from(self, tokens: int) -> int:
-        """The smallest accepted size of at least `tokens`; the largest listed one where all are smaller."""
-        multiple = () if self.multiple_of is None else (-(-tokens // self.multiple_of) * self.multiple_of,)
+        """The smallest accepted size of at least `tokens`; the largest accepted one where all are smaller."""
+        multiples = () if self.multiple_of is None else (-(-tokens // self.multiple_of) * self.multiple_of,)
+        largest = self._largest_multiple
+        multiple = [size for size in multiples if largest is None or size <= largest]
         from_there = (*(size for size in self.listed if size >= tokens), *multiple)
-        return min(from_there, default=max(self.listed, default=tokens))
+        ends = (*self.listed, *(() if largest is None else (largest,)))
+        return min(from_there, default=max(ends, default=tokens))
 
     def largest_within(self, block_size: int) -> int | None:
         """The largest accepted size that divides `block_size` evenly; None when there is none."""
         if not self.listed and self.multiple_of is None:
             return block_size  # nothing is known against it
-        if self.multiple_of is not None and block_size % self.multiple_of == 0:
-            return block_size
-        return max((size for size in self.listed if block_size % size == 0), default=None)
+        return max(
+            (size for size in (*self.listed, *self._dividing(block_size)) if block_size % size == 0), default=None
+        )
 
     def takes_whole(self, block_size: int) -> bool:
         """True when the kernel reads a block of `block_size` tokens as one, and not as several smaller ones."""
         return self.largest_within(block_size) == block_size
+
+    def largest_up_to(self, most: int) -> int | None:
+        """The largest accepted size of at most `most` tokens."""
+        unit = self.multiple_of if self.listed or self.multiple_of is not None else 1
+        end = most if self.at_most is None else min(most, self.at_most)
+        multiple = 0 if unit is None else end // unit * unit
+        return max((size for size in (*self.listed, multiple) if 0 < size <= most), default=None)
+
+    def from_to(self, least: int, most: int) -> tuple[int, ...]:
+        """Accepted sizes from `least` to `most` tokens, ascending, multiples in steps of at least `least`; where all
+        are smaller than `least`, the largest."""
+        unit = self.multiple_of if self.listed or self.multiple_of is not None else 1
+        step = 0 if unit is None else -(-least // unit) * unit
+        end = most if self.at_most is None else min(most, self.at_most)
+        sizes = {*self.listed, *(range(step, end + 1, step) if step else ())}
+        return tuple(sorted(size for size in sizes if least <= size <= most)) or tuple(
+            size for size in (self.smallest_from(least),) if size <= most
+        )
+
+    @property
+    def _largest_multiple(self) -> int | None:
+        if self.multiple_of is None or self.at_most is None:
+            return None
+        return self.at_most // self.multiple_of * self.multiple_of
+
+    def _dividing(self, block_size: int) -> tuple[int, ...]:
+        """Multiples that may divide `block_size`."""
+        if self.multiple_of is None or block_size % self.multiple_of:
+            return ()
+        if self.at_most is None:
+            return (block_size,)
+        return tuple(range(self.multiple_of, min(self.at_most, block_size) + 1, self.multiple_of))
 
 
 @dataclass(frozen=True)

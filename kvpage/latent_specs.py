@@ -85,6 +85,10 @@ class SlidingWindowMLASpec(LatentSpec):
     sliding_window: int
     """Tokens a query sees, itself included."""
 
+    @property
+    def keeps_at_most_tokens(self) -> int | None:
+        return self.sliding_window
+
     @cached_property
     def lifecycle(self) -> tuple[object, ...]:
         return ("sliding_window_mla", self.sliding_window)

@@ -12,8 +12,9 @@ from kvpage.errors import FieldError, LayoutUnsupported
 from kvpage.latent_specs import LatentSpec
 from kvpage.specs import LayerSpec
 
-Arrangement = Literal["regions", "packed", "interleaved"]
-"""How layers share the buffer: a region for each; side by side in every block; interleaved among a block's heads."""
+Arrangement = Literal["regions", "packed", "interleaved", "slabs"]
+"""How layers share the buffer: a region for each; side by side in every block; interleaved among a block's heads; a
+group's layers side by side in the blocks of its slabs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class BackendLayout:
     layout: AttentionLayout
     kernel_block_sizes: KernelBlockSizes
     is_named_layout: bool = False
+    index_bits: int = 64
+    """Of the integers in which kernels multiply a block id by a stride in elements."""
 
     @property
     def arrangement(self) -> Arrangement:
@@ -31,6 +34,15 @@ class BackendLayout:
         if not self.is_named_layout or self.name.startswith("L"):
             return "regions"
         return "packed" if self.name.startswith("BL") else "interleaved"
+
+    @property
+    def layers_are_outermost(self) -> bool:
+        """The layout says that each layer has memory of its own."""
+        return self.is_named_layout and self.arrangement == "regions"
+
+    def row_step_bytes(self, spec: LayerSpec) -> int:
+        """Bytes that a block stride must be a multiple of for kernels that count rows from the first page on."""
+        return spec.row_bytes if self.is_named_layout and isinstance(spec, LatentSpec) else 1
 
     def keeps_pages_whole(self, spec: LayerSpec) -> bool:
         """A page is one piece in memory, so it may be followed by padding."""
@@ -53,7 +65,7 @@ class BackendLayout:
 
     def steps_by_whole_rows(self, spec: LayerSpec, stride_bytes: int) -> bool:
         """False when pages of latent rows in a named layout would be a part of a row out of step."""
-        return not (self.is_named_layout and isinstance(spec, LatentSpec) and stride_bytes % spec.row_bytes)
+        return stride_bytes % self.row_step_bytes(spec) == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ class Footprint:
 
     name: str
     group: int
+    blocks_per_slab: int
     start: int
     end: int
     stride: int | None
@@ -49,8 +50,7 @@ def check_plan(plan: Plan) -> None:
         if layer.kv_sharing_target is not None:
             _check_sharing(layer, plan)
         elif layer.group is not None:
-            num_blocks = plan.num_blocks * plan.groups[layer.group].blocks_per_slab
-            footprints += _check_views(layer, layer.group, num_blocks, plan.buffer_size_bytes, known)
+            footprints += _check_views(layer, layer.group, plan, known)
     for cluster in _overlapping(footprints):
         _check_cluster(cluster)
 
@@ -67,8 +67,9 @@ def _check_totals(plan: Plan) -> None:
     for index, group in enumerate(plan.groups):
         for name in group.layers:
             _require(plan.layers[name].group == index, f"layer {name!r} is listed in group {index} but names another")
+    _require(plan.slab_bytes == plan.bytes_per_block, "the bytes of a slab are stated as two numbers")
     for index, group in enumerate(plan.groups):
-        _check_group(index, group)
+        _check_group(index, group, plan)
     _require(all(name == layer.name for name, layer in plan.layers.items()), "a layer is listed under another name")
     blocks_bytes = plan.num_blocks * plan.bytes_per_block
     gaps = plan.buffer_size_bytes - blocks_bytes
@@ -78,11 +79,16 @@ def _check_totals(plan: Plan) -> None:
     )
 
 
-def _check_group(index: int, group: GroupPlan) -> None:
-    """What a group states must be able to be true. One block is one slab: nothing here proves other plans."""
-    _require(group.blocks_per_slab == 1, f"group {index} has {group.blocks_per_slab} blocks in a slab")
+def _check_group(index: int, group: GroupPlan, plan: Plan) -> None:
+    """What a group states must be able to be true."""
     sizes = (group.block_size, group.page_size_bytes, group.sliding_window or 1, group.attention_chunk_size or 1)
     _require(min(sizes) >= 1 and group.block_stride_bytes >= 0, f"group {index} states sizes below 1: {sizes}")
+    blocks = group.blocks_per_slab
+    _require(blocks >= 1, f"group {index} has {blocks} blocks in a slab")
+    _require(
+        blocks == 1 or not group.layers or group.block_stride_bytes * blocks == plan.slab_bytes,
+        f"group {index} cuts slabs of {plan.slab_bytes} bytes into {blocks} blocks of {group.block_stride_bytes}",
+    )
 
 
 def _check_sharing(layer: LayerPlan, plan: Plan) -> None:
@@ -122,10 +128,10 @@ class _Pattern:
 _ViewKey = tuple[str, tuple[int, ...], tuple[int, ...], int, int, int]
 
 
-def _check_views(
-    layer: LayerPlan, group: int, num_blocks: int, buffer_size_bytes: int, known: dict[_ViewKey, _Pattern]
-) -> list[Footprint]:
+def _check_views(layer: LayerPlan, group: int, plan: Plan, known: dict[_ViewKey, _Pattern]) -> list[Footprint]:
     """Each view in itself, and all together against the page that they fill. Patterns are proven once: `known`."""
+    blocks_per_slab = plan.groups[group].blocks_per_slab
+    num_blocks = plan.num_blocks * blocks_per_slab
     footprints: list[Footprint] = []
     held = 0
     for view in layer.tensors:
@@ -134,7 +140,7 @@ def _check_views(
         pattern = known.get(key)
         if pattern is None:
             pattern = known[key] = _check_pattern(name, view, num_blocks)
-        footprints.append(_check_place(name, view, group, pattern, buffer_size_bytes))
+        footprints.append(_check_place(name, view, (group, blocks_per_slab), pattern, plan.buffer_size_bytes))
         held += pattern.block_bytes
     _require(
         all(view.stride is None or layer.page_size_bytes <= view.stride for view in footprints),
@@ -142,10 +148,28 @@ def _check_views(
     )
     real = layer.real_page_size_bytes
     _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
+    if blocks_per_slab > 1:
+        _check_in_slab(footprints, plan.slab_bytes)
     return footprints
 
 
-def _check_place(name: str, view: TensorView, group: int, pattern: _Pattern, buffer_size_bytes: int) -> Footprint:
+def _check_in_slab(views: Iterable[Footprint], slab_bytes: int) -> None:
+    """Blocks i × q to i × q + q - 1 of a group that cuts slabs into q blocks lie in slab i."""
+    for view in views:
+        stride, blocks = view.stride or 0, view.blocks_per_slab
+        _require(
+            stride * blocks == slab_bytes,
+            f"view {view.name} steps by {view.stride} bytes, {blocks} blocks in a slab of {slab_bytes}",
+        )
+        end = view.start + (blocks - 1) * stride + view.extent
+        _require(end <= slab_bytes, f"view {view.name} reaches to {end} in its first slab of {slab_bytes} bytes")
+
+
+def _check_place(
+    name: str, view: TensorView, of: tuple[int, int], pattern: _Pattern, buffer_size_bytes: int
+) -> Footprint:
+    """`of`: the view's group, and the blocks that this cuts a slab into."""
+    group, blocks_per_slab = of
     start, end = view.offset_bytes, view.offset_bytes + pattern.reach
     item = item_size_bytes(view.dtype)
     _require(start % item == 0, f"view {name} has offset {start}, not a multiple of {item}")
@@ -156,6 +180,7 @@ def _check_place(name: str, view: TensorView, group: int, pattern: _Pattern, buf
     return Footprint(
         name=name,
         group=group,
+        blocks_per_slab=blocks_per_slab,
         start=start,
         end=end,
         stride=pattern.stride,
@@ -223,11 +248,12 @@ def _check_cluster(cluster: list[Footprint]) -> None:
         )
         _require(len({view.group for view in cluster}) == len(cluster), f"views {names} of one group share bytes")
         return
-    strides = {view.stride for view in cluster}
-    _require(len(strides) == 1, f"views {names} share memory but step over blocks by different strides {strides}")
-    stride = first.stride or 0
-    page = max(view.start + view.extent for view in cluster) - first.start
-    _require(page <= stride, f"views {names} share memory, and block i of one meets block i + 1 of the other")
+    slabs = {(view.stride or 0) * view.blocks_per_slab for view in cluster}
+    _require(len(slabs) == 1, f"views {names} share memory but step over slabs by different strides {sorted(slabs)}")
+    end = max(view.start + (view.blocks_per_slab - 1) * (view.stride or 0) + view.extent for view in cluster)
+    _require(
+        end - first.start <= slabs.pop(), f"views {names} share memory, and slab i of one meets slab i + 1 of the other"
+    )
     by_group: dict[int, list[Footprint]] = {}
     for view in cluster:
         by_group.setdefault(view.group, []).append(view)
@@ -244,7 +270,9 @@ def _check_interleaved(views: list[Footprint], names: str) -> None:
 
 
 def _check_side_by_side(views: list[Footprint]) -> None:
-    for left, right in pairwise(views):  # sorted by start
+    """Of one group, sorted by start: none reaches into the next. That none reaches into the next block is known: all
+    lie in one slab, or, where that is cut into blocks, in the first of them."""
+    for left, right in pairwise(views):
         _require(
             left.start + left.extent <= right.start, f"views {left.name} and {right.name} of one group share bytes"
         )

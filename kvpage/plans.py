@@ -105,14 +105,59 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """num_blocks over the blocks of one request, as vLLM prints it (the null block counted)."""
     longest_request_tokens: Amount | None
     """Longest single request that fits beside the null block; None when length does not matter."""
+    bytes_per_token: float
+    """What a request grows by with each token, on average: of the groups that keep every token."""
+    fixed_request_bytes: Amount
+    """What a long request holds of the other groups: windows and chunks with the tokens in flight, states, encoder
+    output. A request of n tokens is charged about this and n times `bytes_per_token`."""
 
 
 class RejectedStrategy(msgspec.Struct, frozen=True, kw_only=True):
     """A strategy that was weighed and not taken."""
 
     strategy: str
-    cost: float
+    cost: float | None
+    """Its `held_over_live`; None where it has no layout for these layers."""
     reason: str
+
+
+class WorkloadShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of `min_tokens` to `max_tokens` tokens, each length as likely, with a share of `weight`."""
+
+    min_tokens: Amount
+    max_tokens: Amount
+    weight: float
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests of a workload hold of the pool beside what they need, each in its steady state.
+
+    All ratios are means over requests of (bytes held / bytes whose content the request needs), 1 at best.
+    """
+
+    workload: tuple[WorkloadShare, ...]
+    held_over_live: float
+    """Of this plan. Where a slab is more than 1/256 of the pool, its null slab and what is too little for a slab count
+    as held; of groups that cut slabs into blocks, half a slab each."""
+    floor_over_live: float
+    """Of pools without padding and groups without rounding, in the smallest blocks the kernels take: what is left is
+    the last block's tail and the block that a window straddles."""
+    one_token_bytes: Amount
+    """What a request of one token holds: a slab of every group."""
+    block_lcm_tokens: Amount
+    """Least common multiple of the block sizes of attention layers: what prefix hits step by."""
+
+
+class FrontPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout that was found and is better than all others in something: cost, stride, common multiple or groups."""
+
+    strategy: str
+    held_over_live: float
+    slab_bytes: Amount
+    max_block_stride_bytes: Amount
+    block_lcm_tokens: Amount
+    num_groups: Amount
+    one_token_bytes: Amount
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +167,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     plan_id: str
     strategy: str
     num_blocks: Amount
-    """Blocks of the shared pool; block 0 is the null block and is never handed out."""
+    """Slabs of the pool, which all groups share: blocks, where `blocks_per_slab` is 1 everywhere. Slab 0 holds the null
+    block and is never handed out."""
     bytes_per_block: Amount
     """Bytes of one block over all buffers."""
     slab_bytes: Amount
@@ -132,7 +178,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     layers: dict[Name, LayerPlan]
     waste: Waste
     capacity: Capacity
+    efficiency: Efficiency | None = None
+    """None for strategy unify, unless the request names a workload."""
+    front: tuple[FrontPoint, ...] = ()
+    """This layout first, then others that a search found; none for strategy unify."""
     rejected: tuple[RejectedStrategy, ...] = ()
+    """What strategy auto weighed and did not take."""
 
     def to_json(self) -> bytes:
         """The whole plan as JSON."""
@@ -163,9 +214,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         check_plan(self)
 
     def computed_id(self) -> str:
-        """sha256 of the canonical plan: its JSON with sorted keys, `plan_id` and reasons empty, nothing rejected."""
+        """sha256 of the canonical plan: its JSON with sorted keys, `plan_id` and reasons empty, without what the search
+        says of itself: `efficiency`, `front`, `rejected`."""
         layers = {name: msgspec.structs.replace(layer, reason="") for name, layer in self.layers.items()}
-        return canonical_id(msgspec.structs.replace(self, layers=layers, plan_id="", rejected=()))
+        bare = msgspec.structs.replace(self, layers=layers, plan_id="", efficiency=None, front=(), rejected=())
+        return canonical_id(bare)
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -6,41 +6,36 @@ Every fault becomes a `SpecInvalid` with JSON pointers into the request as it wa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import StrictBool, ValidationError, field_validator, model_validator
 
 from kvpage.backends import KVCacheLayout
-from kvpage.errors import FieldError, NotSupported, SpecInvalid, shorten
+from kvpage.errors import FieldError, SpecInvalid, shorten
 from kvpage.layers import BackendLayout, Layer
 from kvpage.pointers import located
-from kvpage.request_backends import RequestModel, Size
+from kvpage.request_backends import Size
 from kvpage.request_kinds import AnyLayer
 from kvpage.request_layers import LayerEntry
 from kvpage.request_model import with_model_layers
 from kvpage.request_ranks import Ranks, refuse_ranks
+from kvpage.request_search import SearchFields
 from kvpage.request_shape import MAX_LAYERS, check_shape
 from kvpage.specs import LayerSpec, Lengths
 
 DEFAULT_NUM_BATCHED_TOKENS = 8192  # vLLM's on large GPUs
 
-_UNBUILT_FIELDS = (
-    "workload",
-    "max_groups",
-    "max_block_size",
-    "max_block_lcm",
-    "max_block_stride_bytes",
-)
 
-
-class PlanRequest(RequestModel):
+class PlanRequest(SearchFields):
     """Body of `POST /v1/plans`, argument of `kvpage.plan()`, file of `kvpage plan`."""
 
     layers: tuple[AnyLayer, ...]
     strategy: Literal["unify", "scale_then_pad", "slab", "nested", "auto"]
     kv_cache_layout: KVCacheLayout | None = None
     align_hybrid: StrictBool = False
-    allocator: Literal["flat", "slabs"] = "flat"
+    allocator: Literal["flat", "slabs"] | None = None
+    """Who hands blocks out: `flat`, an engine's own, one block a slab; `slabs`, kvpage's. Left out: flat, but for
+    strategy nested, which needs slabs."""
     layered: StrictBool = False
     memory_bytes: Size | None = None
     num_blocks: Size | None = None
@@ -48,11 +43,6 @@ class PlanRequest(RequestModel):
     max_num_batched_tokens: Size = DEFAULT_NUM_BATCHED_TOKENS
     max_num_encoder_input_tokens: Size | None = None
     ranks: Ranks | None = None
-    workload: Any = None
-    max_groups: Any = None
-    max_block_size: Any = None
-    max_block_lcm: Any = None
-    max_block_stride_bytes: Any = None
 
     @classmethod
     def parse(cls, request: object) -> Self:
@@ -77,19 +67,19 @@ class PlanRequest(RequestModel):
     def _is_of_one_rank(cls, ranks: object) -> None:
         refuse_ranks(ranks)
 
-    @field_validator(*_UNBUILT_FIELDS)
-    @classmethod
-    def _field_is_built(cls, value: object) -> object:
-        if value is not None:
-            raise NotSupported("this field is not supported yet; leave it out")
-        return value
-
-    @field_validator("strategy", "allocator")
-    @classmethod
-    def _value_is_built(cls, value: object) -> object:
-        if value not in ("unify", "flat"):
-            raise NotSupported(f"{value!r} is not supported yet; use strategy unify, allocator flat")
-        return value
+    @model_validator(mode="after")
+    def _allocator_suits_the_strategy(self) -> Self:
+        if self.strategy == "nested" and self.allocator == "flat":
+            raise SpecInvalid(
+                "strategy nested cuts a slab into several blocks, which allocator flat does not know; use allocator "
+                "slabs, or strategy slab or auto"
+            )
+        if self.layered and self.strategy not in ("unify", "auto"):
+            raise SpecInvalid(
+                f"layered asks for one buffer of layers alike, where strategy {self.strategy} finds nothing to do; use "
+                f"strategy unify"
+            )
+        return self
 
     @model_validator(mode="after")
     def _memory_is_given_once(self) -> Self:

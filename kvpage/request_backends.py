@@ -8,10 +8,12 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictInt, StrictStr, Tag, model_validator
 
 from kvpage.backends import AttentionLayout, KernelBlockSizes, parse_extent
+from kvpage.errors import SpecInvalid
 from kvpage.specs import MAX_BYTES
 
 MAX_RANK = 8  # axes of a written-out layout or a state tensor
 MAX_AXIS_CHARS = 256
+MAX_KERNEL_BLOCK = 65_536  # tokens that kernels may be limited to
 
 Size = Annotated[StrictInt, Field(ge=1, le=MAX_BYTES)]
 Count = Annotated[StrictInt, Field(ge=0, le=MAX_BYTES)]
@@ -59,9 +61,16 @@ class WrittenBackend(RequestModel):
 
 
 class KernelMultiple(RequestModel):
-    """Every multiple of so many tokens is a block that the kernels accept."""
+    """Every multiple of so many tokens is a block that the kernels accept, up to `max` where that is given."""
 
     multiple_of: Size
+    max: Annotated[Size, Field(le=MAX_KERNEL_BLOCK)] | None = None
+
+    @model_validator(mode="after")
+    def _max_is_a_multiple(self) -> Self:
+        if self.max is not None and self.max < self.multiple_of:
+            raise SpecInvalid(f"max is {self.max}, below multiple_of {self.multiple_of}: no block would be accepted")
+        return self
 
 
 KernelBlockSize = Annotated[
@@ -73,7 +82,9 @@ AnyBackend = Annotated[
 
 
 def kernel_block_sizes(sizes: tuple[int | KernelMultiple, ...]) -> KernelBlockSizes:
+    multiple = next((size for size in sizes if isinstance(size, KernelMultiple)), None)
     return KernelBlockSizes(
         listed=tuple(size for size in sizes if isinstance(size, int)),
-        multiple_of=next((size.multiple_of for size in sizes if isinstance(size, KernelMultiple)), None),
+        multiple_of=None if multiple is None else multiple.multiple_of,
+        at_most=None if multiple is None else multiple.max,
     )

@@ -143,6 +143,8 @@ class AttentionEntry(LayerEntry):
     kernel_block_sizes: (
         Annotated[tuple[KernelBlockSize, ...], Field(min_length=1, max_length=64, fail_fast=True)] | None
     ) = None
+    index_bits: Literal[32, 64] = 64
+    """32: the kernels compute block id times stride in 32-bit integers, so the pool must be small enough for them."""
 
     @field_validator("dtype")
     @classmethod
@@ -197,7 +199,7 @@ class AttentionEntry(LayerEntry):
             found = BackendLayout(name=registered.name, layout=layout, kernel_block_sizes=registered.kernel_block_sizes)
         if self.kernel_block_sizes is not None:
             found = replace(found, kernel_block_sizes=kernel_block_sizes(self.kernel_block_sizes))
-        return found
+        return found if self.index_bits == 64 else replace(found, index_bits=self.index_bits)
 
     def _data_order(self, kv_cache_layout: KVCacheLayout | None) -> KVCacheLayout:
         """NHD unless asked otherwise. nvfp4 pages can be carved into data and scales in HND only (vLLM PR 46329)."""

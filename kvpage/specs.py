@@ -84,6 +84,16 @@ class LayerSpec:
         """Sizes by the names that a written-out layout uses, in elements and rows."""
         return {"block_size": self.block_size}
 
+    @property
+    def keeps_at_most_tokens(self) -> int | None:
+        """Tokens of a request whose data the layer keeps, at most; None: of all of them."""
+        return None
+
+    @property
+    def grows_with_request(self) -> bool:
+        """Whether a longer request may hold more blocks."""
+        return self.is_attention
+
     def max_blocks(self, lengths: Lengths) -> int:
         """Most blocks one request holds."""
         return ceil_div(self.max_tokens_held(lengths), self.block_size)
@@ -189,6 +199,10 @@ class SlidingWindowSpec(AttentionSpec):
     sliding_window: int
     """Tokens a query sees, itself included."""
 
+    @property
+    def keeps_at_most_tokens(self) -> int | None:
+        return self.sliding_window
+
     @cached_property
     def lifecycle(self) -> tuple[object, ...]:
         return ("sliding_window", self.sliding_window)
@@ -207,6 +221,10 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     attention_chunk_size: int
     """Tokens of one chunk; a query sees its own chunk only."""
 
+    @property
+    def keeps_at_most_tokens(self) -> int | None:
+        return self.attention_chunk_size
+
     @cached_property
     def lifecycle(self) -> tuple[object, ...]:
         return ("chunked_local_attention", self.attention_chunk_size)
@@ -220,6 +238,10 @@ class CrossAttentionSpec(AttentionSpec):
     """Keeps the encoder's output: as many tokens as that has, whatever the request's length."""
 
     kind: ClassVar[str] = "cross_attention"
+
+    @property
+    def grows_with_request(self) -> bool:
+        return False
 
     @cached_property
     def lifecycle(self) -> tuple[object, ...]:

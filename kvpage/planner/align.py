@@ -21,12 +21,13 @@ _OFFER = "vLLM first aligns states and attention: set align_hybrid to true for t
 MLA_MIN_BLOCK = 128  # tokens; vLLM 0.24.0 aligns MLA hybrids to at least this
 
 
-def align_hybrid(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+def align_hybrid(layers: tuple[Layer, ...], *, keep_drafts: bool = False) -> tuple[Layer, ...]:
     """Give every attention layer one block size t, and every state a page of t tokens of the narrowest target layer.
 
     With S the largest state page and b the fewest bytes per token among the target's attention layers (the draft's
     where there is no other): A = max(smallest kernel block, configured block; MLA: 128), t = A × ⌈S / (A × b)⌉, rounded
     up to the least common multiple of the backends' smallest kernel blocks, never below a configured block size.
+    `keep_drafts`: layers of a draft keep their blocks, where there are others; vLLM 0.24.0 aligns them too.
     The very same layers come back when there are no states or no attention.
     """
     attention = [(layer, layer.spec) for layer in layers if layer.spec is not None and layer.spec.is_attention]
@@ -40,7 +41,13 @@ def align_hybrid(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
     if block > MAX_BYTES // max(spec.real_page_size_bytes for _, spec in attention):
         detail = "align_hybrid finds no block with a page below 2^62 bytes; use kernel block sizes with more in common"
         raise SpecInvalid(detail, errors=[FieldError("/align_hybrid", detail)])
-    return tuple(_aligned(layer, block, block * token_bytes) for layer in layers)
+    kept = {id(layer) for layer in layers if keep_drafts and layer.draft and len(target) < len(attention)}
+    return tuple(
+        layer
+        if id(layer) in kept and layer.spec is not None and layer.spec.is_attention
+        else _aligned(layer, block, block * token_bytes)
+        for layer in layers
+    )
 
 
 def is_hybrid(layers: Sequence[Layer]) -> bool:

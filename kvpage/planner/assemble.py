@@ -38,9 +38,10 @@ def assemble(request: PlanRequest, layers: Sequence[Layer], grouping: Grouping, 
         if plan.kv_sharing_target is not None and plan.group is not None:
             sharing[plan.group].append(name)
     named_length = request.max_model_len is not None
+    verdict = grouping.verdict
     bare = Plan(
         plan_id="",
-        strategy=request.strategy,
+        strategy=request.strategy if verdict is None else verdict.strategy,
         num_blocks=num_blocks,
         bytes_per_block=grouping.bytes_per_block,
         slab_bytes=grouping.bytes_per_block,
@@ -56,7 +57,10 @@ def assemble(request: PlanRequest, layers: Sequence[Layer], grouping: Grouping, 
     )
     bare.check()
     # The id is of the plan without its prose, so that rewording a reason changes no id.
-    return msgspec.structs.replace(bare, plan_id=canonical_id(bare), layers=ordered)
+    named = msgspec.structs.replace(bare, plan_id=canonical_id(bare), layers=ordered)
+    if verdict is None:
+        return named
+    return msgspec.structs.replace(named, efficiency=verdict.efficiency, front=verdict.front, rejected=verdict.rejected)
 
 
 def _tensors(
@@ -64,6 +68,11 @@ def _tensors(
 ) -> Iterator[tuple[str, tuple[TensorView, ...]]]:
     by_name = {layer.name: layer for layer in layers}
     make = ViewMaker(num_blocks)
+    for group in grouping.groups if grouping.slab_bytes is not None else ():
+        stride = grouping.block_bytes(group)
+        for name, offset in zip(group.layers, group.offsets_in_block_bytes, strict=True):
+            spec = grouping.decided[name].spec
+            yield name, make.views(by_name[name], spec, offset, stride, group.blocks_per_slab)
     for slot, names in enumerate(grouping.slots):
         for name in names:
             spec = grouping.decided[name].spec
@@ -130,7 +139,7 @@ def _group_plan(group: Group, layers: Mapping[str, LayerPlan], sharing: Sequence
         sliding_window=spec.sliding_window if isinstance(spec, windowed) else None,
         attention_chunk_size=spec.attention_chunk_size if isinstance(spec, chunked) else None,
         block_size=spec.block_size,
-        blocks_per_slab=1,
+        blocks_per_slab=group.blocks_per_slab,
         page_size_bytes=group.page_size_bytes,
         block_stride_bytes=strides.pop() if len(strides) == 1 else 0,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvpage.layers import Layer
 from kvpage.planner.groups import Group, Grouping, deal
@@ -11,11 +11,12 @@ from kvpage.planner.unify import Decided, unify_page_sizes
 from kvpage.specs import LayerSpec, ceil_div
 
 
-def group_layers(layers: Sequence[Layer]) -> Grouping:
+def group_layers(layers: Sequence[Layer], unified: Callable[[Sequence[Layer]], Grouping] | None = None) -> Grouping:
     """Group layers that have a cache: one spec, one type, windows over latent rows, or unified page sizes, the first
     that applies.
 
-    Raises `CannotUnify`, or `LayoutUnsupported` where windows over latent rows fit no page.
+    `unified`: how to make pages of one size, where the rule of 0.24.0 is not wanted. Raises `CannotUnify`, or
+    `LayoutUnsupported` where windows over latent rows fit no page.
     """
     cached = [layer for layer in layers if layer.spec is not None]
     specs = {layer.name: layer.spec for layer in cached if layer.spec is not None}
@@ -28,7 +29,7 @@ def group_layers(layers: Sequence[Layer]) -> Grouping:
         return _one_type(specs)
     if any(spec.kind == "sliding_window_mla" for spec in values):
         return group_latent_windows(cached)
-    return _unified(cached)
+    return (unified or _unified)(cached)
 
 
 def _one_spec(specs: Mapping[str, LayerSpec], merged: LayerSpec) -> Grouping:
@@ -65,10 +66,20 @@ def _one_type(specs: Mapping[str, LayerSpec]) -> Grouping:
 
 def _unified(layers: Sequence[Layer]) -> Grouping:
     decided = unify_page_sizes(layers)
+    buckets = buckets_of(decided)
+    return in_regions(decided, buckets, group_width([len(names) for names in buckets.values()]))
+
+
+def buckets_of(decided: Mapping[str, Decided]) -> dict[LayerSpec, list[str]]:
+    """Layers by the spec they were given."""
     buckets: dict[LayerSpec, list[str]] = {}
     for name, choice in decided.items():
         buckets.setdefault(choice.spec, []).append(name)
-    width = group_width([len(names) for names in buckets.values()])
+    return buckets
+
+
+def in_regions(decided: Mapping[str, Decided], buckets: Mapping[LayerSpec, Sequence[str]], width: int) -> Grouping:
+    """Layers of one page size in groups of at most `width`; the i-th layers of all groups share a region."""
     groups = tuple(
         Group(members, spec, spec.page_size_bytes)
         for spec, names in buckets.items()

@@ -8,6 +8,7 @@ from math import lcm
 
 from kvpage.layers import Arrangement
 from kvpage.planner.unify import Decided
+from kvpage.plans import Efficiency, FrontPoint, RejectedStrategy
 from kvpage.specs import LayerSpec
 
 
@@ -18,17 +19,36 @@ class Group:
     layers: tuple[str, ...]
     spec: LayerSpec
     page_size_bytes: int
+    blocks_per_slab: int = 1
+    offsets_in_block_bytes: tuple[int, ...] = ()
+    """Where each layer's page begins in a block, where groups lie over each other in slabs; else slots say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a strategy says of the grouping it made."""
+
+    strategy: str
+    efficiency: Efficiency
+    front: tuple[FrontPoint, ...]
+    rejected: tuple[RejectedStrategy, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """`slots[j]` names the layers over one piece of memory, a page of `slot_page_sizes_bytes[j]` in each block."""
+    """`slots[j]` names the layers over one piece of memory, a page of `slot_page_sizes_bytes[j]` in each block.
+
+    In slabs there are no slots: each group has its own offsets.
+    """
 
     groups: tuple[Group, ...]
     decided: Mapping[str, Decided]
     slots: tuple[tuple[str, ...], ...]
     slot_page_sizes_bytes: tuple[int, ...]
     arrangement: Arrangement = "regions"
+    slab_bytes: int | None = None
+    """Bytes of a slab, in the arrangement of that name."""
+    verdict: Verdict | None = None
     charged_slots_bytes: int | None = None
     """Bytes that a request is charged for a block, where that is not what a block has (vLLM's latent windows)."""
 
@@ -39,13 +59,19 @@ class Grouping:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all slots."""
+        """Bytes of one slab: of one block over all slots, where a slab is one block."""
+        if self.slab_bytes is not None:
+            return self.slab_bytes
         return self._packed_offsets()[-1] if self.arrangement == "packed" else sum(self.slot_page_sizes_bytes)
 
     @property
     def charged_bytes_per_block(self) -> int:
         """What one block of a request counts as request bytes."""
         return self.bytes_per_block if self.charged_slots_bytes is None else self.charged_slots_bytes
+
+    def block_bytes(self, group: Group) -> int:
+        """Bytes that one block of `group` owns."""
+        return self.bytes_per_block // group.blocks_per_slab
 
     def slot_item_sizes(self, slot: int) -> int:
         """Bytes that the slot's offset must be a multiple of."""

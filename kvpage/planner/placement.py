@@ -21,7 +21,8 @@ from kvpage.strides import dense_strides, inverse, permute
 class Placement:
     """Where each slot's first page begins, how far its pages are apart, and the size of the buffer that holds all.
 
-    `page_strides_bytes` is empty when layers are interleaved: then heads or tokens lie outside the layers.
+    `page_strides_bytes` is empty when layers are interleaved: then heads or tokens lie outside the layers. Slabs have
+    no slots.
     """
 
     slot_offsets_bytes: tuple[int, ...]
@@ -33,6 +34,8 @@ def place_slots(grouping: Grouping, num_blocks: int) -> Placement:
     """Packed: blocks one after the other, the slots of each side by side. Else regions one after the other, with a gap
     of a few bytes only where an item size would not divide the offset."""
     pages = grouping.slot_page_sizes_bytes
+    if grouping.slab_bytes is not None:
+        return Placement((), (), grouping.slab_bytes * num_blocks)
     if grouping.arrangement == "packed":
         strides = (grouping.bytes_per_block,) * len(pages)
         return Placement(grouping.slot_offsets_in_block_bytes, strides, grouping.bytes_per_block * num_blocks)
@@ -53,18 +56,24 @@ def fit_num_blocks(grouping: Grouping, memory_bytes: int) -> int:
 
 
 class ViewMaker:
-    """Tensors of layers for a number of blocks. Layers of one spec and layout get the same shapes and strides."""
+    """Tensors of layers for a number of slabs, each one block where nothing else is said.
 
-    def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
+    Layers of one spec and layout get the same shapes and strides.
+    """
+
+    def __init__(self, num_slabs: int) -> None:
+        self._num_blocks = num_slabs
         # By identity: hashing a layout costs more than making its views, and equal layers share these objects.
         self._at_zero: dict[tuple[int, int, int], tuple[TensorView, ...]] = {}
 
-    def views(self, layer: Layer, spec: LayerSpec, offset_bytes: int, page_stride_bytes: int) -> tuple[TensorView, ...]:
+    def views(
+        self, layer: Layer, spec: LayerSpec, offset_bytes: int, page_stride_bytes: int, blocks_per_slab: int = 1
+    ) -> tuple[TensorView, ...]:
         """The layer's tensors for its final `spec`, pages `page_stride_bytes` apart."""
         key = (id(spec), id(layer.backend), page_stride_bytes)
         if key not in self._at_zero:
-            self._at_zero[key] = _views_at_zero(layer.backend, spec, self._num_blocks, page_stride_bytes)
+            num_blocks = self._num_blocks * blocks_per_slab
+            self._at_zero[key] = _views_at_zero(layer.backend, spec, num_blocks, page_stride_bytes)
         return tuple(_moved(view, offset_bytes) for view in self._at_zero[key])
 
     def interleaved(self, layer: Layer, spec: LayerSpec, place: int, num_layers: int) -> tuple[TensorView, ...]:

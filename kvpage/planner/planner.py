@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from kvpage.errors import FieldError, NotEnoughMemory, SpecInvalid
-from kvpage.layers import Layer, check_layouts
-from kvpage.planner.align import align_hybrid, alignment_offered, is_hybrid, with_alignment, with_offer
-from kvpage.planner.arrangement import arrange
+from kvpage.layers import Layer
+from kvpage.planner.addressing import most_slabs
 from kvpage.planner.assemble import assemble
-from kvpage.planner.demand import blocks_per_request, longest_request_tokens
-from kvpage.planner.grouping import group_layers
+from kvpage.planner.demand import longest_request_tokens, slabs_per_request
 from kvpage.planner.groups import Grouping
 from kvpage.planner.placement import fit_num_blocks
+from kvpage.planner.strategies import group_by_strategy
 from kvpage.plans import Plan
 from kvpage.request import PlanRequest
 from kvpage.request_model import faults_at_model
@@ -35,40 +33,33 @@ def plan(request: Mapping[str, Any] | PlanRequest) -> Plan:
 
 def _plan(parsed: PlanRequest) -> Plan:
     layers, grouping = group_request(parsed)
-    return assemble(parsed, layers, grouping, num_blocks_of(parsed, grouping))
+    return assemble(parsed, layers, grouping, num_blocks_of(parsed, grouping, layers))
 
 
 def group_request(parsed: PlanRequest) -> tuple[tuple[Layer, ...], Grouping]:
-    """All layers of a model, those without a cache too, and how they are grouped: what does not depend on memory."""
-    asked = parsed.expand()
-    layers = align_hybrid(asked) if parsed.align_hybrid else asked
-    check_layouts(layers)
-    owners = [layer for layer in layers if layer.kv_sharing_target is None]
-    is_unaligned = not parsed.align_hybrid and is_hybrid(layers)
-    with alignment_offered(is_unaligned):
-        grouping = arrange(group_layers(owners), owners, layered=parsed.layered)
-    if layers is not asked:
-        grouping = _explained(grouping, asked, layers)
-    elif is_unaligned:
-        grouping = replace(grouping, decided=with_offer(grouping.decided))
-    return layers, grouping
+    """All layers of a model, those without a cache too, and how they are grouped."""
+    layers = parsed.expand()
+    return layers, group_by_strategy(parsed, layers)
 
 
-def _explained(grouping: Grouping, asked: Sequence[Layer], aligned: Sequence[Layer]) -> Grouping:
-    """The same grouping; decisions and reasons cover the alignment before it as well."""
-    decided = dict(grouping.decided)
-    for before, after in zip(asked, aligned, strict=True):
-        if before.spec is not None and before.spec != after.spec and before.name in decided:
-            decided[before.name] = with_alignment(before.spec, decided[before.name])
-    return replace(grouping, decided=decided)
+def num_blocks_of(request: PlanRequest, grouping: Grouping, layers: Sequence[Layer]) -> int:
+    """Slabs that the request's memory holds and `layers` can address, or that it names.
 
-
-def num_blocks_of(request: PlanRequest, grouping: Grouping) -> int:
-    """Blocks that the request's memory holds, or that it names. Raises `NotEnoughMemory` or `SpecInvalid`."""
+    Raises `NotEnoughMemory`, or `SpecInvalid` for a number of blocks that passes what can be addressed.
+    """
     if not grouping.groups:
         return 1  # vLLM 0.24.0: no layers, no groups, one block
+    addressable = most_slabs(grouping, layers)
     if request.memory_bytes is not None:
-        return _num_blocks_in(request.memory_bytes, grouping)
+        fitting = _num_blocks_in(request.memory_bytes, grouping)
+        return fitting if addressable is None else _within(fitting, *addressable)
+    if addressable is not None and request.num_blocks is not None and request.num_blocks > addressable[0]:
+        most, name = addressable
+        detail = (
+            f"num_blocks is {request.num_blocks}, but the kernels of layer {name!r} compute block id times stride in "
+            f"32-bit integers, which end at {most} blocks; lower num_blocks, or choose a strategy with smaller strides"
+        )
+        raise SpecInvalid(detail, errors=[FieldError("/num_blocks", detail)])
     assert request.num_blocks is not None  # the request's validator
     if request.num_blocks * grouping.bytes_per_block > MAX_BYTES:
         detail = f"num_blocks {request.num_blocks} of {grouping.bytes_per_block} bytes pass 2^62 bytes; lower it"
@@ -76,6 +67,16 @@ def num_blocks_of(request: PlanRequest, grouping: Grouping) -> int:
     if request.max_model_len is not None:
         _check_override(request, grouping, request.num_blocks)
     return request.num_blocks
+
+
+def _within(fitting: int, most: int, name: str) -> int:
+    if most <= NULL_BLOCKS:
+        detail = (
+            f"the kernels of layer {name!r} compute block id times stride in 32-bit integers, which do not reach the "
+            f"second block; choose a smaller block size or a strategy with smaller strides"
+        )
+        raise SpecInvalid(detail)
+    return min(fitting, most)
 
 
 def _num_blocks_in(memory_bytes: int, grouping: Grouping) -> int:
@@ -93,7 +94,7 @@ def _num_blocks_in(memory_bytes: int, grouping: Grouping) -> int:
 def _check_override(request: PlanRequest, grouping: Grouping, num_blocks: int) -> None:
     """A number of blocks set by hand must hold one request of the length set by hand, counted as vLLM counts."""
     lengths = request.lengths()
-    needed = sum(blocks_per_request(grouping.groups, lengths))
+    needed = slabs_per_request(grouping.groups, lengths)
     if num_blocks < needed:
         longest = longest_request_tokens(grouping.groups, num_blocks, lengths)
         detail = (

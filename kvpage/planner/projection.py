@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import lcm
 
 from kvpage.layers import Layer
 from kvpage.planner.arrangement import sharing_pattern
+from kvpage.planner.buckets import stride_alignment
 from kvpage.planner.groups import Group, Grouping
 from kvpage.planner.latent_windows import charged_bytes
+from kvpage.planner.search import SLAB_ALIGNMENT_BYTES
+from kvpage.specs import ceil_div
 
 
 def project(grouping: Grouping, layers: Sequence[Layer]) -> Grouping:
@@ -19,6 +23,8 @@ def project(grouping: Grouping, layers: Sequence[Layer]) -> Grouping:
     left move together, so that a rank has no more slots than its widest group fills.
     """
     by_name = {layer.name: layer for layer in layers}
+    if grouping.slab_bytes is not None:
+        return _in_slabs(grouping, by_name)
     groups = tuple(_part(group, by_name, grouping) for group in grouping.groups)
     slots = _slots(grouping, groups, by_name)
     decided = {name: choice for name, choice in grouping.decided.items() if name in by_name}
@@ -30,6 +36,36 @@ def project(grouping: Grouping, layers: Sequence[Layer]) -> Grouping:
         slot_page_sizes_bytes=tuple(page for _, page in slots),
         charged_slots_bytes=None if grouping.charged_slots_bytes is None else charged_bytes(groups, decided),
     )
+
+
+def _in_slabs(grouping: Grouping, mine: Mapping[str, Layer]) -> Grouping:
+    """The layers that are left move together in their blocks, and the slab shrinks to what the widest group needs, cut
+    evenly into as many blocks as on every rank."""
+    groups = tuple(_moved_together(group, mine, grouping) for group in grouping.groups)
+    decided = {name: choice for name, choice in grouping.decided.items() if name in mine}
+    step = lcm(SLAB_ALIGNMENT_BYTES, *(stride_alignment(decided[name].spec, mine[name].backend) for name in decided))
+    even = step * lcm(*(group.blocks_per_slab for group in groups if group.layers))
+    needed = max((group.blocks_per_slab * _end(group, grouping) for group in groups), default=0)
+    slab = max(1, ceil_div(needed, even)) * even
+    return replace(grouping, groups=groups, decided=decided, slab_bytes=min(slab, grouping.bytes_per_block))
+
+
+def _moved_together(group: Group, mine: Mapping[str, Layer], grouping: Grouping) -> Group:
+    part = _part(group, mine, grouping)
+    offsets, end = [], 0
+    for name in part.layers:
+        spec = grouping.decided[name].spec
+        end += -end % spec.page_alignment
+        offsets.append(end)
+        end += spec.page_size_bytes
+    return replace(part, offsets_in_block_bytes=tuple(offsets))
+
+
+def _end(group: Group, grouping: Grouping) -> int:
+    """Bytes of a block's data."""
+    if not group.layers:
+        return 0
+    return group.offsets_in_block_bytes[-1] + grouping.decided[group.layers[-1]].spec.page_size_bytes
 
 
 def _part(group: Group, mine: Mapping[str, Layer], grouping: Grouping) -> Group:

@@ -49,8 +49,10 @@ class _Share:
 def _plan_ranks(asked: RankedRequest) -> RankedPlan:
     layers, grouping = group_request(asked.merged)
     shares = {kept: _share(kept, rank, layers, grouping) for rank, kept in _first_of_each(asked.kept)}
-    fits = [_blocks_that_fit(asked, rank, shares[kept].grouping) for rank, kept in enumerate(asked.kept)]
-    num_blocks = min((blocks for blocks in fits if blocks is not None), default=num_blocks_of(asked.merged, grouping))
+    fits = [_blocks_that_fit(asked, rank, shares[kept]) for rank, kept in enumerate(asked.kept)]
+    num_blocks = min(
+        (blocks for blocks in fits if blocks is not None), default=num_blocks_of(asked.merged, grouping, layers)
+    )
     plans: dict[tuple[tuple[str, ...], int | None], Plan] = {}
     for rank, key in enumerate(zip(asked.kept, asked.memory_bytes, strict=True)):
         if key not in plans:
@@ -86,12 +88,12 @@ def _share(kept: tuple[str, ...], rank: int, layers: Sequence[Layer], grouping: 
     return _Share(mine, project(grouping, mine))
 
 
-def _blocks_that_fit(asked: RankedRequest, rank: int, grouping: Grouping) -> int | None:
+def _blocks_that_fit(asked: RankedRequest, rank: int, share: _Share) -> int | None:
     """None for a rank without caches: it must not pull the others down. Raises `NotEnoughMemory` naming the rank."""
-    if not grouping.slots:
+    if not any(group.layers for group in share.grouping.groups):
         return None
     try:
-        return num_blocks_of(asked.of_rank(rank), grouping)
+        return num_blocks_of(asked.of_rank(rank), share.grouping, share.layers)
     except NotEnoughMemory as error:
         where = "/num_blocks" if asked.merged.num_blocks is not None else f"/ranks/{rank}"
         detail = f"rank {rank}: {error.message}"

@@ -30,6 +30,13 @@ THREE = build.request(build.full("a.{i}", count=3, heads=2, size=4, backend="BHL
 BESIDE = build.request(
     build.full("a", heads=2, size=4, backend="BLNHC"), build.full("b", heads=2, size=2, backend="BLNHC"), **SMALL
 )
+NESTED = build.request(
+    build.full("a.{i}", count=2, heads=2, size=4),
+    build.sliding("b.{i}", count=3, heads=2, size=6),
+    strategy="nested",
+    workload=[{"tokens": 4096}],
+    **SMALL,
+)  # slabs of 9,216 bytes: 9 blocks of two pages of 512, or 4 blocks of three pages of 768
 SHARED = build.request(
     build.full("a", heads=2, size=4), build.full("b", heads=2, size=4, kv_sharing_target="a"), **SMALL
 )
@@ -70,7 +77,8 @@ def blocks_of_three(name: str, **changes: Any) -> Damage:
             shape = plan.layers[other].tensors[0].shape
             plan = with_view(plan, other, shape=changed(shape, plan.layers[other].tensors[0].block_axis, 3))
         bytes_per_block = plan.buffer_size_bytes // 3
-        return with_view(replace(plan, num_blocks=3, bytes_per_block=bytes_per_block), name, **changes)
+        sizes = {"bytes_per_block": bytes_per_block, "slab_bytes": bytes_per_block}
+        return with_view(replace(plan, num_blocks=3, **sizes), name, **changes)
 
     return apply
 
@@ -80,8 +88,9 @@ CLAUSES: list[tuple[str, Json, Damage, str]] = [
     ("a layer in a group twice", TWO, group(0, layers=("a", "b", "b")), "do not hold each layer with a cache once"),
     ("a layer of another group", GROUPS, layer("b", group=0), "is listed in group 1 but names another"),
     ("another name", TWO, lambda plan: with_layer(plan, "a", name="c"), "listed under another name"),
-    ("no blocks", TWO, whole(num_blocks=0, bytes_per_block=1024), "bytes for 0 blocks"),
-    ("a buffer too small for its blocks", TWO, whole(bytes_per_block=1025), "bytes for 4 blocks"),
+    ("no blocks", TWO, whole(num_blocks=0), "bytes for 0 blocks"),
+    ("a buffer too small for its blocks", TWO, whole(bytes_per_block=1025, slab_bytes=1025), "bytes for 4 blocks"),
+    ("two sizes of a slab", TWO, whole(slab_bytes=1025), "stated as two numbers"),
     ("a buffer with room to spare", TWO, whole(buffer_size_bytes=4096 + 15), "bytes for 4 blocks"),
     ("a sharer of nothing", SHARED, layer("b", kv_sharing_target="c"), "shares the cache of 'c'"),
     ("a sharer of a sharer", SHARED, layer("a", kv_sharing_target="b"), "shares the cache of"),
@@ -110,11 +119,21 @@ CLAUSES: list[tuple[str, Json, Damage, str]] = [
     ("halves in one group", THREE_HALVES, lambda plan: one_group(plan), "of one group share bytes"),
     ("other strides", GROUPS, stride("b", 0, 528), "by different strides"),
     ("pages longer than their distance", GROUPS, stride("b", 0, 400), "more than its blocks are apart"),
-    ("a page over the next", GROUPS, blocks_of_three("b", offset_bytes=144), "block i of one meets block i + 1"),
+    ("a page over the next", GROUPS, blocks_of_three("b", offset_bytes=144), "slab i of one meets slab i + 1"),
     ("uneven distances", THREE, view("a.1", offset_bytes=128), "at uneven distances"),
     ("even distances, too close", THREE, lambda plan: closer(plan, 128), "share bytes"),
+    ("no blocks in a slab", NESTED, group(0, blocks_per_slab=0), "has 0 blocks in a slab"),
+    ("a slab cut unevenly", NESTED, group(0, block_stride_bytes=512), "blocks of 512"),
+    ("blocks that are no part of a slab", NESTED, stride("a.0", 0, 1022), "steps by 1022 bytes"),
+    ("a block behind its slab", NESTED, lambda plan: spilled(plan), "in its first slab"),
+    ("layers of a group over each other", NESTED, view("a.1", offset_bytes=256), "of one group share bytes"),
     ("packed pages over each other", BESIDE, view("b", offset_bytes=510), "views a/kv and b/kv of one group share"),
 ]
+
+
+def spilled(plan: Any) -> Any:
+    """A layer two bytes later than it may be, in a buffer that has room behind its last slab."""
+    return with_view(replace(plan, buffer_size_bytes=plan.buffer_size_bytes + 7), "a.1", offset_bytes=514)
 
 
 def one_group(plan: Any) -> Any:

@@ -207,27 +207,40 @@ def assert_is_json(error: KvpageError) -> None:
     assert all(len(fault.detail) < MAX_PROSE_CHARS for fault in error.errors)
 
 
-# Well formed, and not built yet.
-NOT_BUILT: list[Case] = [
-    ("/strategy", "scale_then_pad", None),
-    ("/strategy", "slab", None),
-    ("/strategy", "nested", None),
-    ("/strategy", "auto", None),
-    ("/allocator", "slabs", None),
+SEARCH: list[Case] = [
     ("/workload", [], None),
-    ("/max_groups", 8, None),
-    ("/max_block_size", 1024, None),
-    ("/max_block_lcm", 1024, None),
-    ("/max_block_stride_bytes", 1 << 20, None),
+    ("/workload", [{}], "/workload/0"),
+    ("/workload", [{"tokens": 5, "min_tokens": 1, "max_tokens": 2}], "/workload/0"),
+    ("/workload", [{"min_tokens": 5}], "/workload/0"),
+    ("/workload", [{"min_tokens": 5, "max_tokens": 4}], "/workload/0"),
+    ("/workload", [{"tokens": 0}], "/workload/0/tokens"),
+    ("/workload", [{"tokens": 2**31 + 1}], "/workload/0/tokens"),
+    ("/workload", [{"tokens": 5, "weight": 0}], "/workload/0/weight"),
+    ("/workload", [{"tokens": 5, "weight": float("nan")}], "/workload/0/weight"),
+    ("/workload", [{"tokens": 5, "weight": float("inf")}], "/workload/0/weight"),
+    ("/workload", [{"tokens": 5, "weight": "1"}], "/workload/0/weight"),
+    ("/workload", [{"tokens": 5}] * 65, None),
+    ("/max_groups", 0, None),
+    ("/max_groups", 4097, None),
+    ("/max_block_size", 0, None),
+    ("/max_block_lcm", True, None),
+    ("/max_block_stride_bytes", "1MiB", None),
+    ("/max_one_token_bytes", -1, None),
+    ("/allocator", "slab", None),
+    ("/layers/0/index_bits", 16, None),
+    ("/layers/0/kernel_block_sizes", [16, {"multiple_of": 64, "max": 32}], "/layers/0/kernel_block_sizes/1"),
 ]
 
 
-@pytest.mark.parametrize(("pointer", "value", "expected"), NOT_BUILT)
-def test_what_is_not_built_says_so(pointer: str, value: object, expected: str | None) -> None:
-    with pytest.raises(NotSupported) as caught:
-        kvpage.plan(with_value(pointer, value))
-    assert [fault.pointer for fault in caught.value.errors] == [pointer]
-    assert caught.value.http_status == 422
+@pytest.mark.parametrize(("pointer", "value", "expected"), SEARCH)
+def test_what_bounds_a_search_is_checked(pointer: str, value: object, expected: str | None) -> None:
+    request = with_value(pointer, value) | {"strategy": "auto"}
+    assert [fault.pointer for fault in refusal(request).errors] == [expected or pointer]
+
+
+def test_nested_is_for_an_allocator_that_knows_slabs() -> None:
+    request = with_value("/allocator", "flat") | {"strategy": "nested"}
+    assert "use allocator slabs" in refusal(request).message
 
 
 @pytest.mark.parametrize(

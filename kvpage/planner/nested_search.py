@@ -1,0 +1,146 @@
+"""`nested`: small blocks in slabs of any size. Every group cuts its slabs evenly into as many blocks as fit.
+
+A block keeps the smallest size that kernels take, so tails stay short and prefix hits fine; what is chosen is the slab,
+the groups of each bucket, and the blocks each cuts its slabs into. The stride of a block is slab / blocks, exactly, so
+that one strided view covers the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from math import inf, lcm
+
+from kvpage.planner.buckets import Bucket, Split
+from kvpage.planner.search import (
+    FINE_SHARE,
+    PARTLY_FILLED,
+    SLAB_ALIGNMENT_BYTES,
+    Bound,
+    Choice,
+    Found,
+    Limits,
+    best_of,
+    choose,
+    options,
+    solved,
+)
+from kvpage.planner.workload import Demand
+from kvpage.specs import ceil_div
+
+_MOST_BLOCKS_OF_ONE = 64
+"""Slabs are tried that hold 1 to so many blocks of some group."""
+_MOST_GROWTH = 1.01
+"""A slab is made larger by so much at most to be cut evenly."""
+_GROUP_PRICE = 1e-5
+"""Each group costs an engine time in every step: so much of a request's bytes is saved gladly for one group less."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    split: Split
+    block_bytes: int
+    cost: float
+    """For every byte of a block's stride."""
+    step: int
+    """Bytes that the stride must be a multiple of."""
+
+
+class NestedSearch:
+    def __init__(self, buckets: Sequence[Bucket], demand: Demand, max_groups: int) -> None:
+        self._offers = [
+            [
+                _Offer(
+                    option.split,
+                    option.sizes_bytes[0],
+                    option.costs[0],
+                    lcm(SLAB_ALIGNMENT_BYTES, bucket.stride_alignment_bytes),
+                )
+                for option in options(bucket, demand, max_groups)
+            ]
+            for bucket in buckets
+        ]
+        self._step = lcm(*(offer[0].step for offer in self._offers))
+
+    def best(self, limits: Limits) -> Found | None:
+        """The layout of least cost within `limits`; None where there is none."""
+        bounds = self._bounds(limits.pool_bytes, limits.addressable_bytes)
+        return best_of(bounds, partial(self._solve, limits))
+
+    @lru_cache(maxsize=4)  # noqa: B019  # as short-lived as the search
+    def _bounds(self, pool_bytes: int | None, addressable_bytes: int | None) -> list[Bound]:
+        """In ascending order, as if blocks need not divide the slab evenly. Where the pool has 256 of some slabs, no
+        larger ones."""
+        limits = Limits(0, 0, pool_bytes=pool_bytes, addressable_bytes=addressable_bytes)
+        tables = [[(o.block_bytes, o.cost, o.split.num_groups) for o in offer] for offer in self._offers]
+        least = max(min(size for size, _, _ in table) for table in tables)
+        slabs = [slab for slab in self._slabs() if slab >= least]
+        fine = [slab for slab in slabs if pool_bytes is None or slab * FINE_SHARE <= pool_bytes]
+        bounds = []
+        for slab in fine or slabs:
+            price, total = _group_price(slab, limits), 0.0
+            for table in tables:
+                cheapest = inf
+                for size, cost, groups in table:
+                    if size <= slab:
+                        each = cost * (slab / (slab // size)) + price * groups
+                        cheapest = min(cheapest, each)
+                total += cheapest
+            bounds.append((total * limits.slack(slab), slab))
+        return sorted(bounds)
+
+    def _slabs(self) -> set[int]:
+        step = self._step
+        sizes = {offer.block_bytes for offers in self._offers for offer in offers}
+        return {ceil_div(n * size, step) * step for size in sizes for n in range(1, _MOST_BLOCKS_OF_ONE + 1)}
+
+    def _solve(self, limits: Limits, slab: int, ceiling: float) -> Found | None:
+        """The slab, or one a little larger that all its groups cut evenly."""
+        found = self._solve_at(limits, slab, ceiling)
+        loose = choose([[*_uneven(of, slab)] for of in self._offers], limits.most_groups(slab))
+        if loose is None:
+            return found
+        even = self._step * lcm(*(choice.blocks_per_slab for choice in loose))
+        larger = ceil_div(slab, even) * even
+        if larger == slab or larger > slab * _MOST_GROWTH:
+            return found
+        other = self._solve_at(limits, larger, ceiling)
+        return min((one for one in (found, other) if one is not None), key=lambda one: one.order, default=None)
+
+    def _solve_at(self, limits: Limits, slab: int, ceiling: float) -> Found | None:
+        price, weight = _group_price(slab, limits), limits.slack(slab)
+        offers = [[*_choices(of, slab, price, weight, limits)] for of in self._offers]
+        return solved(slab, offers, limits.most_groups(slab), ceiling)
+
+
+def _group_price(slab: int, limits: Limits) -> float:
+    partly_filled = 0.0 if limits.pool_bytes is None else PARTLY_FILLED * slab / limits.pool_bytes
+    return _GROUP_PRICE + partly_filled
+
+
+def _choices(offers: Sequence[_Offer], slab: int, price: float, weight: float, limits: Limits) -> Iterator[Choice]:
+    longest = limits.max_block_stride_bytes or slab
+    for offer in offers:
+        count = _blocks_per_slab(slab, offer)
+        if count and slab // count <= longest:
+            cost = offer.cost * (slab // count) + price * offer.split.num_groups
+            yield Choice(offer.split, 0, count, cost * weight)
+
+
+def _uneven(offers: Sequence[_Offer], slab: int) -> Iterator[Choice]:
+    """As if any number of blocks divided the slab evenly."""
+    for offer in offers:
+        if count := slab // offer.block_bytes:
+            yield Choice(offer.split, 0, count, offer.cost * slab / count)
+
+
+def _blocks_per_slab(slab: int, offer: _Offer) -> int:
+    """The most blocks that divide the slab evenly into legal strides; 0 where there are none."""
+    if offer.split.bucket.must_be_dense:
+        return 0 if slab % offer.block_bytes or offer.block_bytes % offer.step else slab // offer.block_bytes
+    units, rest = divmod(slab, offer.step)
+    count = 0 if rest else slab // offer.block_bytes
+    while count and units % count:
+        count -= 1
+    return count

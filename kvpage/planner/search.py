@@ -1,0 +1,186 @@
+"""The search for a slab: its bytes, the groups of each bucket, and what a block of each group is.
+
+A slab is what one block id (or a few, `blocks_per_slab`) owns over all groups; groups lie over each other from its
+first byte. Cost: mean over a workload of (bytes held / bytes kept), which adds up over buckets once the slab's bytes
+are fixed. So: every size a slab can sensibly have, in the order of a bound from below on its cost, until the bound is
+no better than the best found; for each, the exact choice under the bounds on groups and on the common multiple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf, lcm
+
+from kvpage.planner.buckets import Bucket, Split
+from kvpage.planner.workload import Demand
+
+TIE = 1e-9  # costs closer than this are equal
+Bound = tuple[float, int]
+"""A bound from below on the cost of a slab, and the slab's bytes."""
+SLAB_ALIGNMENT_BYTES = 128  # of every block stride: a cache line pair, and what vectorised loads ask for
+PARTLY_FILLED = 0.5
+"""Of the slab that a group is cutting blocks from, the share that lies idle on average."""
+FINE_SHARE = 256  # a slab smaller than this part of the pool is not charged for the null block and the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a layout may be. `pool_bytes` None: not known."""
+
+    max_groups: int
+    max_block_lcm: int
+    max_block_stride_bytes: int | None = None
+    max_one_token_bytes: int | None = None
+    pool_bytes: int | None = None
+    addressable_bytes: int | None = None
+    """Of slabs: what kernels that count in 32 bits reach."""
+
+    def slack(self, slab_bytes: int) -> float:
+        """See `slack`."""
+        most = None if self.addressable_bytes is None else self.addressable_bytes // slab_bytes
+        return slack(slab_bytes, self.pool_bytes, most)
+
+    def most_groups(self, slab_bytes: int) -> int:
+        """Groups that a plan with such slabs may have: a request of one token holds a slab of each."""
+        if self.max_one_token_bytes is None:
+            return self.max_groups
+        return min(self.max_groups, self.max_one_token_bytes // slab_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What became of one bucket."""
+
+    split: Split
+    size_index: int
+    blocks_per_slab: int
+    cost: float
+
+    @property
+    def block_size(self) -> int:
+        return self.split.bucket.block_sizes[self.size_index]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A slab and what each bucket makes of it."""
+
+    slab_bytes: int
+    choices: tuple[Choice, ...]
+    cost: float
+
+    @property
+    def num_groups(self) -> int:
+        return sum(choice.split.num_groups for choice in self.choices)
+
+    @property
+    def block_lcm(self) -> int:
+        """Least common multiple of the block sizes, in tokens: what prefix hits and schedules step by."""
+        return lcm(*(c.block_size for c in self.choices if c.split.bucket.spec.is_attention))
+
+    @property
+    def max_block_stride_bytes(self) -> int:
+        return max(self.slab_bytes // choice.blocks_per_slab for choice in self.choices)
+
+    @property
+    def order(self) -> tuple[int, int, int, int, int]:
+        """Smaller is better: cost, then groups, common multiple, slab, largest block."""
+        largest = max(choice.block_size for choice in self.choices)
+        return (round(self.cost / TIE), self.num_groups, self.block_lcm, self.slab_bytes, largest)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to deal a bucket out, and the block sizes it may take, ascending."""
+
+    split: Split
+    indices: tuple[int, ...]
+    """Of the block sizes, in the bucket's."""
+    sizes_bytes: tuple[int, ...]
+    """A block of the widest group, for each."""
+    costs: tuple[float, ...]
+    """Of each, for every byte of the slab that one block owns."""
+
+    def narrowed(self, allowed: set[int]) -> Option:
+        """With no other block sizes than `allowed`, in tokens."""
+        sizes = self.split.bucket.block_sizes
+        kept = [place for place, index in enumerate(self.indices) if sizes[index] in allowed]
+        return Option(
+            self.split,
+            tuple(self.indices[place] for place in kept),
+            tuple(self.sizes_bytes[place] for place in kept),
+            tuple(self.costs[place] for place in kept),
+        )
+
+
+def options(bucket: Bucket, demand: Demand, max_groups: int) -> tuple[Option, ...]:
+    """Every split of `bucket`. A larger block that costs as much as a smaller one is left out."""
+    blocks = [demand.blocks(bucket.spec, size) for size in bucket.block_sizes]
+    kept = [0]
+    for index in range(1, len(blocks)):
+        if bucket.must_be_dense or blocks[index] < blocks[kept[-1]] * (1 - TIE):
+            kept.append(index)
+    return tuple(
+        Option(
+            split,
+            tuple(kept),
+            tuple(split.sizes_bytes[index] for index in kept),
+            tuple(split.num_groups * blocks[index] for index in kept),
+        )
+        for split in bucket.splits(max_groups)
+    )
+
+
+def slack(slab_bytes: int, pool_bytes: int | None, most_slabs: int | None = None) -> float:
+    """What the null slab, bytes too few for another slab, and slabs beyond `most_slabs` add to the cost; infinite where
+    not two slabs fit."""
+    if pool_bytes is None:
+        return 1.0
+    slabs = pool_bytes // slab_bytes
+    if slabs >= FINE_SHARE and (most_slabs is None or slabs <= most_slabs):
+        return 1.0
+    usable = (slabs if most_slabs is None else min(slabs, most_slabs)) - 1
+    return pool_bytes / (usable * slab_bytes) if usable > 0 else inf
+
+
+def choose(offers: Sequence[Sequence[Choice]], max_groups: int) -> tuple[Choice, ...] | None:
+    """One offer of each bucket, of least cost with at most `max_groups` groups together; the fewest groups where
+    costs are equal. None where there is none. Exact: step by step over the groups used so far."""
+    best: dict[int, tuple[float, tuple[Choice, ...]]] = {0: (0.0, ())}
+    for offer in offers:
+        step: dict[int, tuple[float, tuple[Choice, ...]]] = {}
+        for used, (cost, chosen) in best.items():
+            for choice in offer:
+                groups = used + choice.split.num_groups
+                if groups <= max_groups and cost + choice.cost < step.get(groups, (inf,))[0]:
+                    step[groups] = (cost + choice.cost, (*chosen, choice))
+        best = step
+    if not best:
+        return None
+    least = min(cost for cost, _ in best.values())
+    return next(chosen for _, (cost, chosen) in sorted(best.items()) if cost <= least + TIE)
+
+
+Solve = Callable[[int, float], Found | None]
+"""The best layout with slabs of so many bytes; None where it would cost more than the second argument."""
+
+
+def best_of(bounds: Iterable[Bound], solve: Solve, best: Found | None = None) -> Found | None:
+    """The best of `best` and the solutions of all slabs that may be better. `bounds` ascend."""
+    for bound, slab_bytes in bounds:
+        ceiling = inf if best is None else best.cost + TIE
+        if bound > ceiling:
+            break
+        found = solve(slab_bytes, ceiling)
+        if found is not None and (best is None or found.order < best.order):
+            best = found
+    return best
+
+
+def solved(slab_bytes: int, offers: Sequence[Sequence[Choice]], max_groups: int, ceiling: float) -> Found | None:
+    """The best choice among `offers`, where it may cost no more than `ceiling`."""
+    if not all(offers) or sum(min(choice.cost for choice in offer) for offer in offers) > ceiling:
+        return None
+    chosen = choose(offers, max_groups)
+    return None if chosen is None else Found(slab_bytes, chosen, sum(choice.cost for choice in chosen))

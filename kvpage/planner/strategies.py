@@ -1,0 +1,176 @@
+"""What each strategy makes of the layers, and which one is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+from kvpage.errors import CannotUnify, FieldError, KvpageError, LayoutUnsupported
+from kvpage.layers import Layer
+from kvpage.planner.align import is_hybrid
+from kvpage.planner.by_rule import group_by_rule
+from kvpage.planner.efficiency import describe, front_point, held_over_live, outside_bounds
+from kvpage.planner.grouping import buckets_of, in_regions
+from kvpage.planner.groups import Grouping, Verdict
+from kvpage.planner.problem import Problem
+from kvpage.planner.scale_then_pad import BlockLimits, scale_then_pad
+from kvpage.planner.search import TIE
+from kvpage.planner.slab_strategies import Layouts, find_nested, find_slab
+from kvpage.plans import FrontPoint, RejectedStrategy
+from kvpage.request import PlanRequest
+from kvpage.specs import ceil_div
+
+
+def group_by_strategy(request: PlanRequest, layers: tuple[Layer, ...]) -> Grouping:
+    """The groups of `layers` by the request's strategy, and what is to be said of them. Raises as the strategy does."""
+    problem = Problem(request, layers)
+    if request.strategy == "unify":
+        grouping = group_by_rule(layers, aligned=request.align_hybrid, layered=request.layered)
+        return grouping if request.workload is None or not problem.owners else _judged(problem, "unify", [grouping])
+    if not problem.owners:
+        return group_by_rule(layers, aligned=False)
+    if request.strategy == "auto":
+        return _auto(problem)
+    if request.strategy == "scale_then_pad":
+        return _judged(problem, "scale_then_pad", [scaled_then_padded(problem, aligned=request.align_hybrid)])
+    find = find_slab if request.strategy == "slab" else find_nested
+    return _judged(problem, request.strategy, find(problem))
+
+
+def scaled_then_padded(problem: Problem, *, aligned: bool) -> Grouping:
+    """By the rule `scale_then_pad`, in groups of the width that costs least. Raises as `group_by_rule` does."""
+    unified = partial(_in_best_width, problem)
+    return group_by_rule(problem.layers, aligned=aligned, unified=unified)
+
+
+def _in_best_width(problem: Problem, layers: Sequence[Layer]) -> Grouping:
+    request = problem.request
+    decided = scale_then_pad(layers, BlockLimits(request.max_block_size, request.max_block_lcm))
+    buckets = buckets_of(decided)
+    page = next(iter(buckets)).page_size_bytes
+    blocks = [(len(names), problem.demand.blocks(spec, spec.block_size)) for spec, names in buckets.items()]
+    limits = replace(
+        problem.limits, max_groups=max(problem.limits.max_groups, 0 if request.max_groups else len(buckets))
+    )
+    ranked = []
+    for width in range(1, max(count for count, _ in blocks) + 1):
+        groups = [ceil_div(count, width) for count, _ in blocks]
+        slab = width * page
+        cost = slab * sum(n * each for n, (_, each) in zip(groups, blocks, strict=True)) * limits.slack(slab)
+        is_outside = sum(groups) > limits.most_groups(slab)
+        ranked.append((is_outside, round(cost / TIE) if cost < inf else inf, sum(groups), width))
+    is_outside, _, num_groups, width = min(ranked)
+    if is_outside:
+        detail = f"{num_groups} groups are needed, more than are allowed; raise max_groups or max_one_token_bytes"
+        raise LayoutUnsupported(detail, errors=[FieldError("/max_groups", detail)])
+    return in_regions(decided, buckets, width)
+
+
+def _judged(problem: Problem, strategy: str, layouts: Layouts, rejected: tuple[RejectedStrategy, ...] = ()) -> Grouping:
+    """The first of `layouts`, and what is to be said of it; the others are the rest of the front."""
+    costs = [_cost(problem, grouping) for grouping in layouts]
+    points = [front_point(strategy, grouping, cost) for grouping, cost in zip(layouts, costs, strict=True)]
+    return replace(
+        layouts[0],
+        verdict=Verdict(
+            strategy=strategy,
+            efficiency=describe(layouts[0], costs[0], problem.floor, problem.workload),
+            front=(points[0], *_not_worse(points[0], points[1:])),
+            rejected=rejected,
+        ),
+    )
+
+
+def _cost(problem: Problem, grouping: Grouping) -> float:
+    return held_over_live(grouping, problem.owners, problem.demand, problem.request.memory_bytes)
+
+
+def _not_worse(first: FrontPoint, others: Sequence[FrontPoint]) -> Iterator[FrontPoint]:
+    """Those that no other point, nor `first`, is at least as good as in everything."""
+    kept = {_merits(first): first}
+    for point in sorted(others, key=_merits):
+        merits = _merits(point)
+        if not any(all(a <= b for a, b in zip(known, merits, strict=True)) for known in kept):
+            kept[merits] = point
+            yield point
+
+
+def _merits(point: FrontPoint) -> tuple[float, ...]:
+    return (
+        point.held_over_live,
+        point.max_block_stride_bytes,
+        point.block_lcm_tokens,
+        point.num_groups,
+    )
+
+
+# --- auto ---------------------------------------------------------------------------------------------------------
+
+_Candidate = tuple[str, Callable[[], Layouts]]
+
+
+def _auto(problem: Problem) -> Grouping:
+    """The strategy of least cost; of equal ones the first, which are those that keep each layer's pages together."""
+    best: tuple[float, str, Layouts] | None = None
+    tried: list[tuple[str, float, str]] = []
+    failures: list[KvpageError] = []
+    for strategy, find in _candidates(problem):
+        try:
+            layouts = find()
+        except KvpageError as error:
+            failures.append(error)
+            tried.append((strategy, inf, error.message))
+            continue
+        cost = _cost(problem, layouts[0])
+        outside = outside_bounds(layouts[0], problem.request)
+        tried.append((strategy, inf if outside else cost, outside or ""))
+        if not outside and (best is None or cost < best[0] - TIE):
+            best = (cost, strategy, layouts)
+    if best is None:
+        raise _nothing_left(tried, failures)
+    cost, strategy, layouts = best
+    return _judged(problem, strategy, layouts, tuple(_rejected(tried, strategy, cost)))
+
+
+def _candidates(problem: Problem) -> Iterator[_Candidate]:
+    alignments = (False, True) if is_hybrid(problem.owners) else (False,)
+    for aligned in alignments:
+        yield "unify", partial(_unified, problem, aligned)
+    if problem.request.layered:
+        return
+    for aligned in alignments:
+        yield "scale_then_pad", partial(_scaled, problem, aligned)
+    yield "slab", partial(find_slab, problem)
+    if problem.request.allocator == "slabs":
+        yield "nested", partial(find_nested, problem)
+
+
+def _unified(problem: Problem, aligned: bool) -> Layouts:
+    return [group_by_rule(problem.layers, aligned=aligned, layered=problem.request.layered)]
+
+
+def _scaled(problem: Problem, aligned: bool) -> Layouts:
+    return [scaled_then_padded(problem, aligned=aligned)]
+
+
+def _rejected(tried: Sequence[tuple[str, float, str]], taken: str, cost: float) -> Iterator[RejectedStrategy]:
+    """Each other strategy once, by the best that it did."""
+    for strategy in dict.fromkeys(name for name, _, _ in tried if name != taken):
+        other, why = min((other, why) for name, other, why in tried if name == strategy)
+        if other == inf:
+            yield RejectedStrategy(strategy=strategy, cost=None, reason=why or "not two slabs fit into the memory")
+        elif other <= cost + TIE:
+            yield RejectedStrategy(strategy=strategy, cost=other, reason=f"holds as much as {taken}, which is simpler")
+        else:
+            more = f"holds {other - 1:.1%} more than requests need, {taken} {cost - 1:.1%}"
+            yield RejectedStrategy(strategy=strategy, cost=other, reason=more)
+
+
+def _nothing_left(tried: Sequence[tuple[str, float, str]], failures: Sequence[KvpageError]) -> KvpageError:
+    reasons = "; ".join(dict.fromkeys(f"{name}: {why}" for name, _, why in tried if why))
+    faults = next((error.errors for error in failures if error.errors), ())
+    details = next((error.details for error in failures if error.details), {})
+    known = CannotUnify if any(isinstance(error, CannotUnify) for error in failures) else LayoutUnsupported
+    return known(f"no strategy has a layout for these layers. {reasons}", details=details, errors=faults)
