@@ -69,8 +69,12 @@ def _facts(sketch: Sketch, row: Row, layer: LayerPlan) -> Iterator[str]:
 
 
 def one_layer(row: Row) -> tuple[Piece, ...]:
-    """A block of the row's first layer, where that lies first."""
+    """A block of the row's first layer, where that lies first: in one plane, where it has several."""
     name = row.layers[0].name
+    runs = block_runs(row.layers[0].tensors[0])
+    if runs.planes[0].count > 1:  # drawn as one in the panel above
+        data = sum(run.size_bytes for run in runs.runs)
+        return tuple(_of_one_layer((Piece("data", data, name), Piece("unused", runs.stride_bytes - data)), name))
     block = next(block for block in row.blocks if any(piece.layer == name for piece in block))
     return tuple(_of_one_layer(block, name))
 

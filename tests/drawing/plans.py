@@ -32,6 +32,11 @@ def arrangements() -> dict[str, Plan]:
         "kernel blocks": planned(build.full("a.{i}", count=2, backend="flashinfer", **small | {"block_size": 128})),
         "planes": planned(build.full("a.{i}", count=3, backend="rocm_attn", **small)),
         "heads outside": planned(build.full("a.{i}", count=3, backend="LHBNC", **alike)),
+        "blocks innermost": planned(
+            build.full(
+                "a.{i}", count=3, **small | {"backend": {"shape": build.ROW_SHAPE, "stride_order": [1, 2, 3, 0]}}
+            )
+        ),
         "interleaved": planned(build.full("a.{i}", count=5, backend="BHLNC", **alike)),
         "states": planned(
             build.full("a.{i}", count=2, backend="flash_attn", **small),

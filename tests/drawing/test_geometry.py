@@ -12,8 +12,9 @@ import pytest
 import kvpage
 from drawing import plans, reading
 from kvpage.drawing.picture import layout_svg
+from kvpage.errors import NotEnoughMemory, SpecInvalid
 from kvpage.plans import Plan
-from planner import build
+from planner import build, random_requests
 from support.checkout import ROOT
 
 ARRANGEMENTS = plans.arrangements()
@@ -76,6 +77,22 @@ def random_plan(rng: random.Random) -> Plan:
         num_layers=num_layers, page_bytes=page, blocks_per_slab=blocks, slab_bytes=stride * blocks,
         num_groups=rng.choice([1, 2, 5, 40]),
     )  # fmt: skip
+
+
+def test_random_requests_are_drawn_truly() -> None:
+    drawn = 0
+    for seed in range(120):
+        rng = random.Random(seed)
+        request = (random_requests.small_request if seed % 2 else random_requests.random_request)(rng)
+        try:
+            plan = kvpage.plan(request)
+        except (SpecInvalid, NotEnoughMemory):
+            continue
+        picture = reading.read(layout_svg(plan))
+        assert reading.faults(picture, plan) == [], seed
+        assert reading.overlaps(picture) == [], seed
+        drawn += 1
+    assert drawn > 40
 
 
 # --- the checks fire --------------------------------------------------------------------------------------------------
