@@ -44,11 +44,6 @@ def plan(
 
     Examples: kvpage plan model.yaml --svg layout.svg; kvpage plan --model ./Qwen3-8B --tp 4 --memory 60GiB --compare
     """
-    from kvpage.drawing.picture import layout_svg
-    from kvpage.planner.planner import plan as compute
-
-    if comparing and svg is not None:
-        raise SpecInvalid("--svg draws one plan, --compare has several; give one of the two")
     if (file is None) == (model is None):
         raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
     request: Any = read_request(file) if file is not None else None
@@ -59,22 +54,32 @@ def plan(
         options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
         options |= {"draft_backend": draft_backend, "kv_dtype_skip_layers": kv_dtype_skip_layers, "mtp": mtp}
         request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
-        request |= {"ranks": "all"} if all_ranks else {}
-    if has_ranks(request):
-        if comparing or svg is not None:
-            raise SpecInvalid("--svg and --compare are of one rank; leave them out, or the ranks")
-        show_ranks(request, as_json=as_json)
-        return
-    computed = None if comparing else compute(request)
+    if all_ranks and isinstance(request, dict):
+        request["ranks"] = "all"
+    answer(request, as_json=as_json, svg=svg, comparing=comparing, all_layers=all_layers)
     if model is not None:
         of.print_notes(request)
-    if computed is None:
+
+
+def answer(request: Any, *, as_json: bool, svg: str | None, comparing: bool, all_layers: bool) -> None:
+    """Plans `request` and prints what was asked for."""
+    from kvpage.drawing.picture import layout_svg
+    from kvpage.planner.planner import plan as compute
+
+    if comparing and svg is not None:
+        raise SpecInvalid("--svg draws one plan, --compare has several; give one of the two")
+    if has_ranks(request):
+        if comparing or svg is not None:
+            raise SpecInvalid("--svg and --compare are of one rank, and these are several; leave them out")
+        show_ranks(request, as_json=as_json)
+    elif comparing:
         compare_strategies(request, as_json=as_json)
-        return
-    if svg is not None:
-        write_text(svg, layout_svg(computed))
-    if svg != "-":
-        show(computed, as_json=as_json, all_layers=all_layers)
+    else:
+        computed = compute(request)
+        if svg is not None:
+            write_text(svg, layout_svg(computed))
+        if svg != "-":
+            show(computed, as_json=as_json, all_layers=all_layers)
 
 
 def show(computed: Plan, *, as_json: bool, all_layers: bool) -> None:
