@@ -123,9 +123,12 @@ def layout_svg(plan_id: str) -> Call[str]:
     answer = yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}/layout.svg")
     content = answer.checked()
     try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ProtocolError(f"the server's answer is no SVG document; it begins with {beginning(content)}") from error
+        svg = content.decode()
+    except UnicodeDecodeError:
+        svg = ""
+    if not svg.startswith("<svg "):
+        raise ProtocolError(f"the server's answer is no SVG document; it begins with {beginning(content)}")
+    return svg
 
 
 # --- pools -----------------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ def answered_by(kind: type[Client], status: int, content: bytes, **headers: str)
 ASK: dict[str, Callable[[Client], Any]] = {
     "plan": lambda client: client.plan({}),
     "get_plan": lambda client: client.get_plan("sha256:00"),
+    "layout_svg": lambda client: client.layout_svg("sha256:00"),
     "create_pool": lambda client: client.create_pool({}, name="mimo"),
     "pools": lambda client: client.pools(),
     "get_pool": lambda client: client.get_pool("pool-1"),
