@@ -62,6 +62,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """All strategies on one request."""
 
+    memory_bytes: int
+    """What each strategy could use."""
     max_model_len: int | None
     workload: tuple[WorkloadShare, ...]
     results: tuple[Result, ...]
@@ -78,10 +80,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(request: object) -> Comparison:
-    """Plan `request` with each strategy in turn, all judged by one workload. Its own `strategy` is not looked at.
+    """Plan `request` with each strategy in turn, all in the same memory and judged by one workload.
 
-    `nested` is planned for allocator slabs, which it needs; `auto` for the request's. Raises `SpecInvalid` (or a child)
-    for a request that no strategy can read.
+    `nested` is planned for allocator slabs, which it needs; `auto` for the request's. Of a request for a number of
+    blocks the memory is that of its own strategy. Raises `SpecInvalid` (or a child) for a request that no strategy can
+    read, and as `kvpage.plan` where the memory has to be found out.
     """
     from kvpage.planner.align import is_hybrid
     from kvpage.request import PlanRequest
@@ -92,12 +95,22 @@ def compare(request: object) -> Comparison:
         parsed = PlanRequest.parse(fields)
         is_aligned_by_vllm = is_hybrid(parsed.expand())
     assert isinstance(fields, dict)  # or it would not have been parsed
-    workload = _workload(parsed)
+    workload, memory_bytes = _workload(parsed), parsed.memory_bytes or _own_bytes(request)
     fields["workload"] = [msgspec.structs.asdict(share) for share in workload]
+    if memory_bytes:
+        fields |= {"memory_bytes": memory_bytes, "num_blocks": None}
     by_strategy = [(name, fields | _for_strategy(name)) for name in STRATEGIES]
     vllm = (VLLM, fields | {"align_hybrid": is_aligned_by_vllm})
     results = tuple(_result(name, asked) for name, asked in (*by_strategy, vllm))
-    return Comparison(max_model_len=parsed.max_model_len, workload=workload, results=results)
+    return Comparison(memory_bytes=memory_bytes, max_model_len=parsed.max_model_len, workload=workload, results=results)
+
+
+def _own_bytes(request: object) -> int:
+    """Memory of the plan by the request's own strategy; 0 when no layer keeps a cache."""
+    from kvpage.planner.planner import plan
+
+    assert isinstance(request, Mapping)
+    return plan({"strategy": "unify", **request}).buffer_size_bytes
 
 
 def _workload(request: PlanRequest) -> tuple[WorkloadShare, ...]:
@@ -224,6 +237,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         + (f" (weight {share.weight:g})" if share.weight != 1 else "")
         for share in comparison.workload
     )  # fmt: skip
+    yield f"each in {comparison.memory_bytes:,} bytes of memory"
     yield f"held over live: bytes held over bytes needed, mean over requests of {parts} tokens"
     floors = {result.floor_over_live for result in comparison.results if result.floor_over_live is not None}
     if floors:

@@ -81,6 +81,24 @@ def test_all_rows_are_judged_by_one_workload() -> None:
     assert other.least_held != comparison.least_held
 
 
+def test_all_rows_have_the_same_memory_also_where_blocks_were_asked_for() -> None:
+    request = small_request(memory_bytes=None, num_blocks=64)
+    own = kvpage.plan(request)
+    comparison = compare.compare(request)
+    assert comparison.memory_bytes == own.buffer_size_bytes
+    assert comparison == compare.compare(small_request(memory_bytes=own.buffer_size_bytes))
+    for result in comparison.results:
+        assert result.num_slabs is not None
+        assert result.slab_bytes is not None
+        left = comparison.memory_bytes - result.num_slabs * result.slab_bytes
+        assert 0 <= left < result.slab_bytes
+
+
+def test_a_model_without_a_cache_is_compared() -> None:
+    comparison = compare.compare(build.request(build.encoder(), num_blocks=1))
+    assert [result.slab_bytes for result in comparison.results] == [0] * len(comparison.results)
+
+
 def test_vllm_aligns_a_hybrid_first() -> None:
     comparison = compare.compare(hybrid())
     vllm = result_of(comparison, compare.VLLM)
