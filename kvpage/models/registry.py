@@ -101,6 +101,8 @@ WRAPPERS: dict[str, Wrapper] = {
     "ovis": Wrapper(path=("llm_config",), prefix="llm."),
     "ovis2_5": Wrapper(path=("llm_config",), prefix="llm."),
     "deepseek_vl_v2": Wrapper(path=("language_config",), text_type="deepseek_v2", prefix="language."),
+    "lfm2_vl": Wrapper(text_type="lfm2", prefix="language."),
+    "lfm2-vl": Wrapper(text_type="lfm2", prefix="language."),  # as first published
     "cohere2_vision": Wrapper(text_type="cohere2"),
     "aya_vision": Wrapper(text_type="cohere2"),
 }

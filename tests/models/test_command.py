@@ -57,7 +57,8 @@ def test_what_a_draft_and_single_layers_have_of_their_own_is_taken(folder: Path)
     more = ("--kv-dtype", "fp8", "--kv-dtype-skip-layers", "3", "--kv-dtype-skip-layers", "7", "--mtp")
     done = run("--model", folder, "--memory", "40GiB", "--json", *more, "--draft-backend", "triton_attn")
     assert done.returncode == 0, done.stderr
-    model = {"config": config("qwen3-next-80b-a3b"), "kv_dtype": "fp8", "kv_dtype_skip_layers": ["3", "7"]}
+    model: dict[str, object] = {"config": config("qwen3-next-80b-a3b"), "kv_dtype": "fp8"}
+    model |= {"kv_dtype_skip_layers": ["3", "7"]}
     model |= {"mtp": True, "draft_backend": "triton_attn"}
     expected = kvpage.plan({"strategy": "unify", "model": model, "memory_bytes": 40 << 30})
     assert kvpage.Plan.from_json(done.stdout.encode()) == expected

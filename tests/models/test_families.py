@@ -145,6 +145,35 @@ def test_windows_chunks_and_widths_of_v_are_read() -> None:
     assert (layer("mimo-v2-flash", 1)["sliding_window"], layer("mimo-v2-flash", 1)["num_kv_heads"]) == (128, 8)
 
 
+def test_attention_in_both_directions_over_an_image_keeps_a_cache() -> None:
+    """PaliGemma: a prompt's image is read both ways, what follows is generated. Alone such a Gemma is an encoder."""
+    text = config("gemma-7b", use_bidirectional_attention=True)
+    layers = read_model({"model_type": "paligemma", "text_config": text}).layers
+    alone = read_model(config("gemma-7b")).layers
+    assert [layer | {"name": ""} for layer in layers] == [layer | {"name": ""} for layer in alone]
+    with pytest.raises(kvpage.KvpageError) as caught:
+        read_model(text)
+    assert [fault.pointer for fault in caught.value.errors] == ["/use_bidirectional_attention"]
+
+
+@pytest.mark.parametrize("model_type", ["lfm2_vl", "lfm2-vl"])
+def test_the_language_model_of_lfm2_vl_is_found(model_type: str) -> None:
+    text = config("lfm2-1.2b")
+    del text["model_type"]  # as some checkpoints have it
+    layers = read_model({"model_type": model_type, "text_config": text, "dtype": "bfloat16"}).layers
+    assert kinds(layers) == {FULL: 6, STATE: 10}
+    assert layers[0]["name"] == "language.model.layers.0.conv"
+
+
+def test_heads_of_step_3_5_that_are_left_out_are_those_of_its_class() -> None:
+    written = config("step-3.5-flash")
+    published = read_model(written).layers
+    groups = written.pop("num_attention_groups")
+    assert groups == 8
+    assert read_model(written).layers == published
+    assert read_model(written | {"num_key_value_heads": 4}).layers[0]["num_kv_heads"] == 4
+
+
 def test_shared_layers_of_gemma_3n_name_the_last_of_their_type() -> None:
     """35 layers, the last 15 shared: full ones read layer 19, windows layer 18."""
     layers = read_model(config("gemma-3n-e4b")).layers
@@ -196,6 +225,12 @@ def test_layer_types_of_deepseek_v4_mean_what_ratios_mean() -> None:
     names = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
     types = [names[ratio] for ratio in written.pop("compress_ratios")[:43]]
     assert read_model(written | {"layer_types": types}).layers == read_model(config("deepseek-v4-flash")).layers
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}  # as transformers writes it
+    both = written | {"layer_types": types, "compress_rates": rates}
+    assert read_model(both).layers == read_model(config("deepseek-v4-flash")).layers
+    with pytest.raises(kvpage.KvpageError) as caught:
+        read_model(both | {"compress_rates": rates | {"compressed_sparse_attention": 8}})
+    assert [fault.pointer for fault in caught.value.errors] == ["/compress_rates"]
 
 
 @pytest.mark.parametrize(
@@ -218,6 +253,18 @@ def test_patterns_of_nemotron_h_may_be_words() -> None:
     pattern = written.pop("hybrid_override_pattern")
     words = [{"M": "mamba", "*": "attention", "-": "mlp"}[letter] for letter in pattern]
     assert read_model(written | {"layers_block_type": words}).layers == read_model(config("nemotron-h-8b")).layers
+
+
+def test_a_puzzle_of_nemotron_h_keeps_what_nemotron_h_keeps() -> None:
+    """vLLM runs both by one class; `block_configs` are about experts."""
+    written = config("nemotron-h-8b")
+    pattern = written.pop("hybrid_override_pattern")
+    words = [{"M": "mamba", "*": "attention", "-": "moe"}[letter] for letter in pattern]
+    puzzle = written | {"model_type": "nemotron_h_puzzle", "layers_block_type": words, "head_dim": 128}
+    puzzle |= {"block_configs": [{"block_type": word} for word in words]}
+    assert (
+        read_model(puzzle | {"mamba_ssm_cache_dtype": "float32"}).layers == read_model(config("nemotron-h-8b")).layers
+    )
 
 
 def test_heads_of_the_sliding_layers_of_step_3_5_are_their_own() -> None:

@@ -126,7 +126,14 @@ def test_predictors_are_planned_as_a_draft_of_the_model(
 def test_every_family_with_predictors_is_in_a_case() -> None:
     types = {changed(name, changes)["model_type"] for name, changes, _ in CASES}
     types |= {changed(name, changes).get("text_config", {}).get("model_type") for name, changes, _ in CASES}
-    twins = {"qwen3_5_text", "mimo_v2", "minimax_m3_text", "minimax_m3_vl_text", "step3p5"}  # step3p5 is below
+    twins = {
+        "qwen3_5_text",
+        "mimo_v2",
+        "minimax_m3_text",
+        "minimax_m3_vl_text",
+        "nemotron_h_puzzle",
+        "step3p5",
+    }  # step3p5 is below
     assert {name for name, family in FAMILIES.items() if family.mtp is not None} <= types | twins
 
 

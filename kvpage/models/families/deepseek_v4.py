@@ -128,8 +128,10 @@ def _ratios(config: Config, num_layers: int) -> list[int]:
         ratios = config.choices("layer_types", _RATIOS, num_layers)
         if ratios is None:
             raise config.missing("compress_ratios")
-        if config.has("compress_rates"):
-            raise refuse(config, "compress_rates", "rates beside layer_types are not known")
+        rates = config.child("compress_rates")
+        used = [name for name, ratio in _RATIOS.items() if ratio > 1 and ratio in ratios]
+        if rates is not None and any(rates.values.get(name) != _RATIOS[name] for name in used):
+            raise refuse(config, "compress_rates", "only rates 4 and 128 are known")
         return list(ratios)
     for index, ratio in enumerate(written[:num_layers]):
         if isinstance(ratio, bool) or ratio not in (0, 1, *STATE_BLOCKS):

@@ -20,7 +20,7 @@ SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
 
 def read(reading: Reading, *, rule: Rule = all_alike, module: str = SELF_ATTENTION) -> Iterator[ModelLayer]:
     config = reading.config
-    if config.flag("use_bidirectional_attention"):
+    if config.flag("use_bidirectional_attention") and not reading.prefix:  # inside a larger model: over images only
         raise refuse(config, "use_bidirectional_attention", "such a model reads a prompt at once and keeps no cache")
     kv_heads, width = heads_and_width(reading)
     for index, kind in enumerate(layer_types(config, reading.num_layers(), rule)):

@@ -145,5 +145,6 @@ _H_MTP = Mtp(read=read_h_mtp, inside=True)
 
 FAMILIES: dict[str, Family] = {
     "nemotron_h": Family(read=read_h, defaults=_H, defaults_of=f"NemotronHConfig, {RELEASE}", mtp=_H_MTP),
+    "nemotron_h_puzzle": Family(read=read_h, mtp=_H_MTP),  # differs in its experts
     "nemotron-nas": Family(read=read_nas),
 }

@@ -45,7 +45,8 @@ def _layer(reading: Reading, index: int, module: str, kind: LayerType) -> ModelL
     if other is not None and kind == _other_type(other):
         groups = reading.kv_heads(other, "num_attention_groups", other.size("num_attention_groups"))
         return reading.attention(index, module, num_kv_heads=groups, head_size=other.size("head_dim"), window=window)
-    field = "num_attention_groups" if config.has("num_attention_groups") else "num_key_value_heads"
+    is_renamed = config.has("num_key_value_heads") and not config.has("num_attention_groups")
+    field = "num_key_value_heads" if is_renamed else "num_attention_groups"
     kv_heads, width = reading.kv_heads(config, field, config.size(field)), head_width(reading, heads)
     return reading.attention(index, module, num_kv_heads=kv_heads, head_size=width, window=window)
 
