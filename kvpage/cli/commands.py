@@ -14,6 +14,7 @@ from kvpage import __version__
 from kvpage.cli import pools
 from kvpage.cli.output import prepare_streams, print_error
 from kvpage.cli.planning import plan
+from kvpage.cli.simulate import simulate
 from kvpage.errors import DeviceUnavailable, KvpageError, SpecInvalid
 
 app = typer.Typer(
@@ -62,6 +63,7 @@ def options(
 
 
 app.command()(plan)
+app.command()(simulate)
 
 
 @app.command(context_settings=_PASS_ON)

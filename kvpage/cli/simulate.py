@@ -1,0 +1,74 @@
+"""`kvpage simulate`: a request stream replayed against the layouts of several strategies in equal memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from kvpage.cli import model_options as of
+from kvpage.cli.files import read_request
+from kvpage.errors import SpecInvalid
+
+StreamName = Annotated[
+    str | None, typer.Option("--stream", help="short, chat (the default), long, or a file: `prompt,output` a line.")
+]
+Strategies = Annotated[str, typer.Option(help="What to compare, with commas between; auto is possible too.")]
+Allocator = Annotated[Literal["flat", "slabs"] | None, typer.Option(help="Left out: slabs for nested.")]
+Steps = Annotated[int | None, typer.Option(help="Steps to measure. Left out: by stream.")]
+WarmUp = Annotated[int | None, typer.Option("--warm-up-steps", help="Steps before; 0 begins with an empty pool.")]
+Caching = Annotated[bool, typer.Option("--prefix-caching", help="Replay conversations, in place of a stream.")]
+People = Annotated[int, typer.Option("--conversations", help="With --prefix-caching: at once.")]
+Runs = Annotated[int, typer.Option(help="Runs to take the mean of: seeds SEED, SEED + 1, …")]
+
+
+def simulate(
+    file: Annotated[str | None, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")] = None,
+    stream: StreamName = None,
+    strategies: Strategies = "unify,scale_then_pad,slab,nested,pools",
+    seed: Annotated[int, typer.Option(help="Of the first run.")] = 1,
+    runs: Runs = 3,
+    steps: Steps = None,
+    warm_up_steps: WarmUp = None,
+    prefix_caching: Caching = False,
+    conversations: People = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    allocator: Allocator = None,
+    model: of.ModelPath = None,
+    draft: of.DraftPath = None,
+    memory: of.Memory = None,
+    max_model_len: of.MaxModelLen = None,
+    max_num_batched_tokens: of.MaxNumBatchedTokens = None,
+    tp: of.Tp = 1,
+    pp: of.Pp = 1,
+    pp_stage: of.PpStage = 0,
+    kv_dtype: of.KvDtype = "auto",
+    ssm_dtype: of.SsmDtype = "auto",
+    backend: of.BackendName = None,
+    block_size: of.BlockSize = None,
+    num_speculative_tokens: of.NumSpeculativeTokens = 0,
+) -> None:
+    """Replay a stream of requests against several layouts in the same memory: how many run at once. Needs no server.
+
+    Examples: kvpage simulate model.yaml --stream long --memory 40GiB; kvpage simulate --model ./Qwen3-8B --memory 20GiB
+    """
+    from kvpage.cli.simulate_layouts import in_memory, parse_strategies
+    from kvpage.cli.simulate_runs import Wanted, simulate_conversations, simulate_stream
+
+    if (file is None) == (model is None):
+        raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
+    if prefix_caching and stream is not None:
+        raise SpecInvalid("--prefix-caching replays conversations, which are no --stream; leave one of the two out")
+    names = parse_strategies(strategies)
+    request: Any = read_request(file) if file is not None else None
+    if model is not None:
+        lengths = {"max_model_len": max_model_len, "max_num_batched_tokens": max_num_batched_tokens}
+        options = {"tp": tp, "pp": pp, "pp_stage": pp_stage, "kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
+        options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
+        request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
+        of.print_notes(request)
+    wanted = Wanted(in_memory(request, memory), names, allocator, seed, runs, steps, warm_up_steps, as_json)
+    if prefix_caching:
+        simulate_conversations(wanted, conversations)
+    else:
+        simulate_stream(wanted, stream or "chat")
