@@ -94,10 +94,9 @@ def _label(canvas: Canvas, piece: Piece, x: float, y: float, room_px: float) -> 
     """What it is and how many bytes it has, on two lines; only the bytes, or nothing, where it is narrow."""
     size = piece.each_bytes if piece.is_alike else piece.size_bytes
     font_px, sized = fitting((f"{size:,} bytes", f"{size:,}"), room_px)
-    named = first_that_fits(_names(piece), font_px, room_px) if sized else ""
-    canvas.text(x, y - 3 if named else y + 4, named or sized, font_px, "mono name", "middle")
-    if named:
-        canvas.text(x, y + 12, sized, font_px, "mono", "middle")
+    name_px, named = fitting(_names(piece), room_px) if sized else (font_px, "")
+    canvas.text(x, y - 3, named, name_px, "mono name", "middle")
+    canvas.text(x, y + (12 if named else 4), sized, font_px, "mono", "middle")
 
 
 def fitting(texts: Iterable[str], room_px: float) -> tuple[float, str]:
