@@ -24,11 +24,11 @@ from kvpage_server.problems import PROBLEM_JSON, Problem
 _TEMPLATE = "#/components/schemas/{}"
 _RESPONSES = {
     400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
-    408: "RequestTimeout",
-    409: "Conflict", 413: "TooLarge", 415: "UnsupportedMediaType", 422: "Unprocessable", 429: "TooManyRequests",
+    408: "RequestTimeout", 409: "Conflict", 410: "Gone",
+    413: "TooLarge", 415: "UnsupportedMediaType", 422: "Unprocessable", 429: "TooManyRequests",
     500: "InternalError", 502: "BadGateway", 503: "Unavailable",
 }  # fmt: skip
-"""Names of the problems' answers. 410 is not among them: stale handles are for those who attach, at the worker."""
+"""Names of the problems' answers."""
 _ALWAYS = (400, 401, 403, 405, 408, 413, 500, 503)
 _WORKER = (502, 503)
 Answers = dict[int | str, dict[str, Any]]
@@ -162,10 +162,11 @@ _HANDLE_EVENT = 'event: handle\ndata: {"kind": "cuda_ipc", "offset_bytes": 0, "s
 HOLD_ANSWERS: Answers = {
     200: {
         "description": "First an event `handle`, whose data is JSON: pool_id, plan_id, epoch, device_uuid, kind, "
-        "handle (64 bytes, base64), offset_bytes, size_bytes. Then comments, until either side ends the stream",
+        "handle (64 bytes, base64), offset_bytes, size_bytes. Then comments, until either side ends the stream; the "
+        "last event is `lost`, with code and detail, when the memory is lost",
         "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _HANDLE_EVENT}},
     },
-    **problems(404, 409, 422, *_WORKER),
+    **problems(404, 409, 410, 422, *_WORKER),
 }
 TENSOR_ANSWERS = answers("PoolTensors", 404, 422, 429, *_WORKER)
 DEVICE_ANSWERS = answers("DeviceList", 422, 502)

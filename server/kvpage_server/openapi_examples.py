@@ -53,10 +53,11 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], list[FieldError]]] = {
         {"num_holders": 1, "holders": [msgspec.to_builtins(_HOLDER)]}, [],
     ),
     "not-enough-memory": (
-        "the pool needs 4194304 bytes and 1048576 are left",
-        {"needed_bytes": 4194304, "available_bytes": 1048576}, [],
+        "a pool of 4190000 bytes takes 4194304, in whole units of memory; 1048576 bytes are left of --memory",
+        {"buffer_size_bytes": 4190000, "needed_bytes": 4194304, "available_bytes": 1048576}, [],
     ),
     "out-of-blocks": ("the pool has 3 free blocks; 5 were asked for", {}, []),
+    "stale-handle": (f"pool {POOL_ID} (mimo): the process that held the memory has ended", {}, []),
     "too-large": ("the body has 5000000 bytes or more; at most 4194304 are read", {"limit_bytes": 4194304}, []),
     "unsupported-media-type": ("Content-Type is missing; send Content-Type: application/json", {}, []),
     "spec-invalid": (

@@ -12,10 +12,13 @@ from kvpage_server.guarded_protocol import GuardedProtocol
 
 
 class PeerAwareProtocol(GuardedProtocol):
-    """Puts a `Caller` into `scope["state"]["caller"]`; over TCP there is none."""
+    """Puts a `Caller` into `scope["state"]["caller"]`; over TCP there is none. `scope["state"]["connection"]` is the
+    socket, to be looked at.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         sock = transport.get_extra_info("socket")
+        self.app_state = {**self.app_state, "connection": sock}
         if sock.family == socket.AF_UNIX:
             self.app_state = {**self.app_state, "caller": _caller(sock.fileno())}
         super().connection_made(transport)

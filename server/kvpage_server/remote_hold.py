@@ -29,8 +29,10 @@ class RemoteHold:
         self._client.request_into(received, messages.Attach(pool_id=pool_id))
         received.fds.move(self._lifeline, len(received.fds))
         attached = received.body
-        if not isinstance(attached, messages.Attached) or len(attached.chunks) != 1:
-            raise ProtocolError(f"the worker answered an attach with {type(attached).__name__}")
+        if not isinstance(attached, messages.Attached) or (len(attached.chunks), len(self._lifeline)) != (1, 1):
+            raise ProtocolError(
+                f"the worker answered an attach with {type(attached).__name__} and {len(self._lifeline)} descriptors"
+            )
         chunk = attached.chunks[0]
         if not chunk.handle:
             raise Conflict(
@@ -54,6 +56,11 @@ class RemoteHold:
             "offset_bytes": 0,
             "size_bytes": chunk.size_bytes,
         }
+
+    @property
+    def lifeline_fd(self) -> int:
+        """Owned by the hold."""
+        return self._lifeline[0]
 
     def close(self) -> None:
         """May be called twice."""

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
+from kvpage.errors import KvpageError
+from kvpage.memory.cuda_descriptor import holder_ended
 from kvpage_server import openapi
+from kvpage_server.hold_watch import HoldWatch
 from kvpage_server.queries import known_query
 from kvpage_server.remote_hold import RemoteHold
 from kvpage_server.services import services_of
 
 COMMENT_S = 15.0
-"""How often an idle stream says something, so that a client that is gone without a word is noticed."""
+"""How often an idle stream says something, so that a client whose machine or network is gone is noticed."""
 
 
 def add_routes(app: FastAPI) -> None:
@@ -30,18 +35,33 @@ async def hold_pool(request: Request, pool_id: str) -> StreamingResponse:
     known_query(request)
     pools = services_of(request).pools
     hold = await pools.hold(pool_id)
+    try:
+        watch = HoldWatch(_connection_fd(request), hold.lifeline_fd)
+    except KvpageError:
+        hold.close()
+        raise
     # Never kept by anybody between: the handle is a secret.
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_events(hold, pools.stopping), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(_events(hold, watch, pools.stopping), headers=headers, media_type="text/event-stream")
 
 
-async def _events(hold: RemoteHold, stopping: asyncio.Event) -> AsyncIterator[str]:
-    try:
-        yield f"event: handle\ndata: {json.dumps(hold.event)}\n\n"
-        while not stopping.is_set():
-            try:
-                await asyncio.wait_for(stopping.wait(), COMMENT_S)
-            except TimeoutError:
+def _connection_fd(request: Request) -> int | None:
+    """Of the client's connection, which stays the protocol's."""
+    connection = request.scope.get("state", {}).get("connection")
+    return None if connection is None or connection.fileno() < 0 else int(connection.fileno())
+
+
+async def _events(hold: RemoteHold, watch: HoldWatch, stopping: asyncio.Event) -> AsyncIterator[str]:
+    ends: set[asyncio.Future[Any]] = set()
+    with contextlib.closing(hold), watch:
+        try:
+            yield f"event: handle\ndata: {json.dumps(hold.event)}\n\n"
+            ends |= {asyncio.ensure_future(watch.ended()), asyncio.ensure_future(stopping.wait())}
+            while not (await asyncio.wait(ends, timeout=COMMENT_S, return_when=asyncio.FIRST_COMPLETED))[0]:
                 yield ": held\n\n"
-    finally:
-        hold.close()
+            if watch.memory_is_lost:
+                error = holder_ended()
+                yield f"event: lost\ndata: {json.dumps({'code': error.code, 'detail': error.message})}\n\n"
+        finally:
+            for end in ends:
+                end.cancel()

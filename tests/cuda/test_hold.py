@@ -6,25 +6,30 @@ import base64
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 import kvpage
-from kvpage.errors import Conflict, PoolNotFound
+from kvpage.errors import Conflict, PoolNotFound, StaleHandle
 from kvpage.memory.cuda_device import find_device
 from kvpage.memory.cuda_driver import CudaDriver
 from kvpage.memory.cuda_mapping import map_handle
-from support.api_service import ApiService
+from kvpage_server.routes_hold import COMMENT_S
+from support.api_service import ApiService, children_of
 from support.eventually import until
 from support.fakecuda import FakeDevices
 from support.fakecuda_here import wrap_double
 from support.plan_requests import small_request
 from support.problems import assert_problem
+
+TOKEN = "0123456789abcdef" * 4
 
 
 @contextmanager
@@ -74,6 +79,47 @@ def test_the_stream_is_the_hold(service: ApiService) -> None:
                 client.delete_pool(pool_id)
         until(lambda: client.get_pool(pool_id).num_holders == 0)
         client.delete_pool(pool_id)
+
+
+@pytest.mark.parametrize("is_unix", [True, False], ids=["unix", "tcp"])
+def test_a_client_that_asked_for_more_on_the_same_connection_and_died_holds_nothing(
+    is_unix: bool, devices: FakeDevices, run_dir: Path
+) -> None:
+    """The server reads no further while a request waits behind the hold, so it reads no end of it either."""
+    token_file = run_dir / "token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    options = ("--device", "cuda:0", "--port", "0", "--token-file", str(token_file))
+    with ApiService(run_dir, *options) as service, service.client() as client:
+        pool_id = create(service, handle_kind="cuda_ipc")
+        headers = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+        hold = f"GET /v1/pools/{pool_id}/hold HTTP/1.1\r\n{headers}".encode()
+        more = f"GET /v1/devices HTTP/1.1\r\n{headers}".encode()
+        url = urlsplit(service.url)
+        with socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET) as dying:
+            dying.connect(str(service.run_directory.api_socket) if is_unix else (url.hostname, url.port))
+            dying.sendall(hold + more)
+            received = b""
+            while b"event: handle" not in received:
+                received += (more_received := dying.recv(4096))
+                assert more_received, received
+            assert client.get_pool(pool_id).num_holders == 1
+            dying.sendall(more)
+        until(lambda: client.get_pool(pool_id).num_holders == 0, timeout_s=COMMENT_S / 2)  # not by writing to it
+
+
+def test_a_stream_ends_when_the_memory_is_lost(service: ApiService) -> None:
+    pool_id = create(service, handle_kind="cuda_ipc")
+    transport = httpx.HTTPTransport(uds=str(service.run_directory.api_socket))
+    with httpx.Client(transport=transport, base_url="http://kvpage", timeout=60) as client:
+        with client.stream("GET", f"/v1/pools/{pool_id}/hold") as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: handle"
+            [holder] = children_of(service.worker_pid())
+            os.kill(holder, signal.SIGKILL)
+            rest = list(lines)  # to the end of the stream
+            told = rest[rest.index("event: lost") + 1]
+            assert json.loads(told.removeprefix("data: "))["code"] == StaleHandle.code
 
 
 def test_memory_is_kept_for_a_stream_when_the_worker_dies(service: ApiService, devices: FakeDevices) -> None:

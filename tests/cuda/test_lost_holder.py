@@ -15,7 +15,7 @@ from kvpage.client.resources import Pool
 from kvpage.errors import Conflict, KvpageError, StaleHandle
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
-from support.api_service import ApiService
+from support.api_service import ApiService, children_of
 from support.eventually import until
 from support.fakecuda import FakeDevices
 from support.fakecuda_here import wrap_double
@@ -26,12 +26,6 @@ from support.raw_client import RawClient
 from support.worker_process import WorkerProcess
 
 MIB = 1 << 20
-
-
-def children_of(pid: int) -> list[int]:
-    """Those too that have ended and wait to be reaped."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
 def pipes_of(pid: int) -> set[str]:

@@ -134,7 +134,7 @@ def test_every_code_is_shown_as_a_problem_of_its_status() -> None:
             assert is_valid(example["value"], content["schema"]), code
             assert example["value"]["status"] == ERRORS_BY_CODE[code].http_status
             shown[code] = answer
-    assert shown.keys() == ERRORS_BY_CODE.keys() - {"stale-handle"}  # which only a worker answers
+    assert shown.keys() == ERRORS_BY_CODE.keys()
 
 
 def test_the_example_check_fires() -> None:

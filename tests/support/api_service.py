@@ -119,6 +119,12 @@ def worker_pids(run_directory: RunDirectory) -> list[int]:
     return pids
 
 
+def children_of(pid: int) -> list[int]:
+    """Those too that have ended and wait to be reaped."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+
+
 def kill_process(pid: int) -> None:
     """Kill a process that need not be a child of ours, and wait until it is gone."""
     pidfd = os.pidfd_open(pid)
