@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 
 from kvpage.errors import InternalError, SpecInvalid, shorten
-from kvpage.plans import Amount, Plan
+from kvpage.plans import Amount, Efficiency, Plan, RejectedStrategy
 
 
 class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +21,10 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
     blocks_that_fit: tuple[Amount | None, ...]
     """What each rank's memory could hold; None for a rank without caches, and where `num_blocks` was asked for."""
     warnings: tuple[str, ...] = ()
+    efficiency: Efficiency | None = None
+    """Of the whole model's groups and blocks, whatever parts of them a rank keeps."""
+    rejected: tuple[RejectedStrategy, ...] = ()
+    """What strategy auto weighed for the whole model and did not take."""
     ranks: tuple[Plan, ...]
     """In the order of the request's ranks. Ranks that are alike have the same plan."""
 
@@ -44,14 +48,9 @@ class RankedPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Read the plans and prove them, as `Plan.from_json` does. Raises `SpecInvalid`."""
         try:
             parts = msgspec.json.decode(data, type=_Parts)
-            proven = {plan: Plan.from_json(bytes(plan)) for plan in dict.fromkeys(map(bytes, parts.ranks))}
-            ranked = cls(
-                num_blocks=parts.num_blocks,
-                kv_replicas=parts.kv_replicas,
-                blocks_that_fit=parts.blocks_that_fit,
-                warnings=parts.warnings,
-                ranks=tuple(proven[bytes(plan)] for plan in parts.ranks),
-            )
+            proven = {plan: Plan.from_json(plan) for plan in dict.fromkeys(map(bytes, parts.ranks))}
+            ranks = tuple(proven[bytes(plan)] for plan in parts.ranks)
+            ranked = cls(**{name: getattr(parts, name) for name in _WITHOUT_RANKS}, ranks=ranks)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SpecInvalid(f"not the plans of ranks: {shorten(str(error))}") from error
         try:
@@ -68,7 +67,12 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     kv_replicas: Amount | None
     blocks_that_fit: tuple[Amount | None, ...]
     warnings: tuple[str, ...]
+    efficiency: Efficiency | None = None
+    rejected: tuple[RejectedStrategy, ...] = ()
     ranks: tuple[msgspec.Raw, ...]
+
+
+_WITHOUT_RANKS = tuple(name for name in RankedPlan.__struct_fields__ if name != "ranks")
 
 
 def _seen_by_scheduler(plan: Plan) -> tuple[object, ...]:

@@ -59,6 +59,23 @@ class RankedRequest:
         merged = PlanRequest.parse(_with_memory(rest, ranks) | said_by(model.model, rest))
         return cls(merged, model.kept(), _memory(merged, ranks), model.kv_replicas, None)
 
+    def whole(self) -> PlanRequest:
+        """The model as one request, with about the memory that its layers have over all ranks: a search for a layout
+        weighs what a slab takes of it."""
+        if self.merged.num_blocks is not None:
+            return self.merged
+        entries = (entry for entry in self.merged.layers if _keeps_a_cache(entry))
+        owners = {name for entry in entries for name in entry.names()}
+        least = min(
+            (
+                memory * len(owners) // len(mine)
+                for kept, memory in set(zip(self.kept, self.memory_bytes, strict=True))
+                if memory is not None and (mine := owners.intersection(kept))
+            ),
+            default=self.merged.memory_bytes,
+        )
+        return self.merged.model_copy(update={"memory_bytes": least})
+
     def of_rank(self, rank: int) -> PlanRequest:
         """The request with the rank's memory. Its layers are those of all ranks."""
         return self.merged.model_copy(update={"memory_bytes": self.memory_bytes[rank]})
@@ -111,6 +128,11 @@ def _with_memory(rest: dict[str, Any], ranks: Sequence[Rank]) -> dict[str, Any]:
 
 def _memory(merged: PlanRequest, ranks: Sequence[Rank]) -> tuple[int | None, ...]:
     return tuple(merged.memory_bytes if rank.memory_bytes is None else rank.memory_bytes for rank in ranks)
+
+
+def _keeps_a_cache(entry: LayerEntry) -> bool:
+    kind: str = entry.kind  # type: ignore[attr-defined]  # each subclass has its own Literal
+    return kind != "encoder_only_attention" and entry.kv_sharing_target is None
 
 
 def _meaning(entry: LayerEntry, merged: PlanRequest) -> tuple[object, ...]:

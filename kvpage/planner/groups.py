@@ -29,7 +29,8 @@ class Verdict:
     """What a strategy says of the grouping it made."""
 
     strategy: str
-    efficiency: Efficiency
+    efficiency: Efficiency | None
+    """None where the grouping is a part of a model's."""
     front: tuple[FrontPoint, ...]
     rejected: tuple[RejectedStrategy, ...]
 

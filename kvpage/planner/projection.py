@@ -23,6 +23,10 @@ def project(grouping: Grouping, layers: Sequence[Layer]) -> Grouping:
     left move together, so that a rank has no more slots than its widest group fills.
     """
     by_name = {layer.name: layer for layer in layers}
+    if grouping.decided.keys() <= by_name.keys():
+        return grouping
+    if grouping.verdict is not None:  # it is of the whole model, but for the name of the strategy
+        grouping = replace(grouping, verdict=replace(grouping.verdict, efficiency=None, front=(), rejected=()))
     if grouping.slab_bytes is not None:
         return _in_slabs(grouping, by_name)
     groups = tuple(_part(group, by_name, grouping) for group in grouping.groups)
@@ -40,14 +44,13 @@ def project(grouping: Grouping, layers: Sequence[Layer]) -> Grouping:
 
 def _in_slabs(grouping: Grouping, mine: Mapping[str, Layer]) -> Grouping:
     """The layers that are left move together in their blocks, and the slab shrinks to what the widest group needs, cut
-    evenly into as many blocks as on every rank."""
+    evenly into as many blocks as on every rank. It never grows: the whole model's slab is cut as evenly."""
     groups = tuple(_moved_together(group, mine, grouping) for group in grouping.groups)
     decided = {name: choice for name, choice in grouping.decided.items() if name in mine}
     step = lcm(SLAB_ALIGNMENT_BYTES, *(stride_alignment(decided[name].spec, mine[name].backend) for name in decided))
     even = step * lcm(*(group.blocks_per_slab for group in groups if group.layers))
     needed = max((group.blocks_per_slab * _end(group, grouping) for group in groups), default=0)
-    slab = max(1, ceil_div(needed, even)) * even
-    return replace(grouping, groups=groups, decided=decided, slab_bytes=min(slab, grouping.bytes_per_block))
+    return replace(grouping, groups=groups, decided=decided, slab_bytes=ceil_div(needed, even) * even)
 
 
 def _moved_together(group: Group, mine: Mapping[str, Layer], grouping: Grouping) -> Group:

@@ -47,12 +47,10 @@ class _Share:
 
 
 def _plan_ranks(asked: RankedRequest) -> RankedPlan:
-    layers, grouping = group_request(asked.merged)
+    layers, grouping = group_request(asked.whole())
     shares = {kept: _share(kept, rank, layers, grouping) for rank, kept in _first_of_each(asked.kept)}
     fits = [_blocks_that_fit(asked, rank, shares[kept]) for rank, kept in enumerate(asked.kept)]
-    num_blocks = min(
-        (blocks for blocks in fits if blocks is not None), default=num_blocks_of(asked.merged, grouping, layers)
-    )
+    num_blocks = min((blocks for blocks in fits if blocks is not None), default=1)  # 1: as `plan` without any cache
     plans: dict[tuple[tuple[str, ...], int | None], Plan] = {}
     for rank, key in enumerate(zip(asked.kept, asked.memory_bytes, strict=True)):
         if key not in plans:
@@ -64,6 +62,8 @@ def _plan_ranks(asked: RankedRequest) -> RankedPlan:
         kv_replicas=asked.kv_replicas,
         blocks_that_fit=tuple(fits) if is_sized else (None,) * len(fits),
         warnings=_warnings(fits, num_blocks) if is_sized else (),
+        efficiency=None if grouping.verdict is None else grouping.verdict.efficiency,
+        rejected=() if grouping.verdict is None else grouping.verdict.rejected,
         ranks=tuple(plans[key] for key in zip(asked.kept, asked.memory_bytes, strict=True)),
     )
 

@@ -7,6 +7,7 @@ pieces of memory side by side as the widest group of the rank needs; blocks of t
 from __future__ import annotations
 
 from collections import Counter
+from math import lcm
 from typing import Any
 
 from kvpage.plans import Plan
@@ -69,3 +70,14 @@ def request_bytes(part: Plan) -> int:
     members = [[owners[name] for name in group.layers if name in owners] for group in part.groups]
     tuples = max((max(Counter(pages).values(), default=0) for pages in members), default=0)
     return blocks * tuples * sum({page for pages in members for page in pages})
+
+
+def least_slab_bytes(part: Plan) -> int:
+    """What the widest group fills, rounded up so that every group cuts it into blocks of a multiple of 128 bytes."""
+    filled, cut = 0, 1
+    for group in part.groups:
+        owners = [part.layers[name] for name in group.layers if part.layers[name].kv_sharing_target is None]
+        if owners:
+            filled = max(filled, group.blocks_per_slab * sum(layer.page_size_bytes for layer in owners))
+            cut = lcm(cut, group.blocks_per_slab)
+    return -(-filled // (128 * cut)) * 128 * cut
