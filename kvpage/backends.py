@@ -7,6 +7,7 @@ backend class. Two classes there are called FLASH_ATTN; the one of ROCm AITER is
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -110,6 +111,9 @@ class AttentionLayout:
         return tuple(axis.value(sizes) for axis in self.shape)
 
 
+_FINE_MULTIPLES = 128
+
+
 @dataclass(frozen=True, slots=True)
 class KernelBlockSizes:
     """Block sizes, in tokens, that a backend's kernels accept: those listed, and multiples of `multiple_of` up to
@@ -152,15 +156,24 @@ class KernelBlockSizes:
         return max((size for size in (*self.listed, multiple) if 0 < size <= most), default=None)
 
     def from_to(self, least: int, most: int) -> tuple[int, ...]:
-        """Accepted sizes from `least` to `most` tokens, ascending, multiples in steps of at least `least`; where all
-        are smaller than `least`, the largest."""
-        unit = self.multiple_of if self.listed or self.multiple_of is not None else 1
-        step = 0 if unit is None else -(-least // unit) * unit
-        end = most if self.at_most is None else min(most, self.at_most)
-        sizes = {*self.listed, *(range(step, end + 1, step) if step else ())}
+        """Accepted sizes from `least` to `most` tokens, ascending; where all are smaller than `least`, the largest.
+
+        Multiples in steps of at least `least`, and, from the 128th on, of at least 1/64 of what they are.
+        """
+        sizes = {*self.listed, *self._multiples(least, most)}
         return tuple(sorted(size for size in sizes if least <= size <= most)) or tuple(
             size for size in (self.smallest_from(least),) if size <= most
         )
+
+    def _multiples(self, least: int, most: int) -> Iterator[int]:
+        unit = self.multiple_of if self.listed or self.multiple_of is not None else 1
+        if unit is None:
+            return
+        step, count = -(-least // unit) * unit, 1
+        end = most if self.at_most is None else min(most, self.at_most)
+        while count * step <= end:
+            yield count * step
+            count += 1 if count < _FINE_MULTIPLES else count // 64
 
     @property
     def _largest_multiple(self) -> int | None:

@@ -11,7 +11,8 @@ from kvpage.request_backends import RequestModel, Size
 
 MAX_WORKLOAD_PARTS = 64
 MAX_WORKLOAD_TOKENS = 2**31  # of a request
-MAX_GROUPS = 4096
+MAX_GROUPS = 256  # an engine keeps a block table of each, for every request
+MAX_BLOCK_TOKENS = 2**16
 
 Tokens = Annotated[StrictInt, Field(ge=1, le=MAX_WORKLOAD_TOKENS)]
 
@@ -50,7 +51,7 @@ class SearchFields(RequestModel):
     """Left out: short, middle and long requests as often (`kvpage.planner.workload`)."""
     max_groups: Annotated[StrictInt, Field(ge=1, le=MAX_GROUPS)] | None = None
     """Block tables at most. Left out: 16, or one for each life cycle where there are more."""
-    max_block_size: Size | None = None
+    max_block_size: Annotated[StrictInt, Field(ge=1, le=MAX_BLOCK_TOKENS)] | None = None
     """Tokens of a block at most. Left out: 1,024, or what hybrid alignment would take where that is more."""
     max_block_lcm: Size | None = None
     """Least common multiple of all block sizes at most, in tokens. Left out: 1,024, or as above."""

@@ -17,6 +17,7 @@ from kvpage.specs import LayerSpec, ceil_div
 
 LEAST_BLOCK_SIZE = 16  # tokens; a kernel may take fewer, but every lookup would pay for it
 _MOST_TOKENS = 2**20  # of a block that kernels ask for
+_MOST_PAGES = 2**13  # sizes times kin that a bucket is looked at with; of more, an even choice of sizes
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,14 @@ class Kin:
     def sized(self, block_size: int) -> LayerSpec:
         """Their spec for blocks of `block_size` tokens."""
         return self.spec.with_block_size(block_size) if self.spec.is_attention else self.spec
+
+    def page_bytes(self, block_size: int) -> int:
+        """`sized(block_size).page_size_bytes`: a page's data grows evenly with its rows."""
+        spec = self.spec
+        if not spec.is_attention:
+            return spec.page_size_bytes
+        real = spec.real_page_size_bytes * block_size // spec.block_size
+        return ceil_div(real, spec.page_alignment) * spec.page_alignment
 
     @cached_property
     def stride_alignment_bytes(self) -> int:
@@ -75,15 +84,14 @@ class Bucket:
     @cached_property
     def pages_bytes(self) -> tuple[tuple[int, ...], ...]:
         """The page of each kin, for each block size."""
-        return tuple(tuple(kin.sized(size).page_size_bytes for kin in self.kin) for size in self.block_sizes)
+        return tuple(tuple(kin.page_bytes(size) for kin in self.kin) for size in self.block_sizes)
 
     def splits(self, most_groups: int) -> Iterator[Split]:
         """Ways to deal the layers out, the fewest groups for each width."""
         counts = tuple(len(kin.layers) for kin in self.kin)
         narrowest = None
-        for num_groups in range(1, min(most_groups, self.num_layers) + 1):
-            if self.must_be_dense and num_groups < self.num_layers:
-                continue
+        fewest = self.num_layers if self.must_be_dense else 1  # these even where that is more than `most_groups`
+        for num_groups in range(fewest, max(fewest, min(most_groups, self.num_layers)) + 1):
             dealt = compositions(counts, self.pages_bytes[0], num_groups)
             distinct = set(dealt)
             sizes = tuple(max(self._block_bytes(pages, one) for one in distinct) for pages in self.pages_bytes)
@@ -177,7 +185,9 @@ def _bucket(layers: Sequence[Layer], max_block_size: int | None, default_max: in
 
 def _sizes_in_common(kin: Sequence[Kin], most: int) -> tuple[int, ...]:
     first, *others = (_sizes(one, most) for one in kin)
-    return tuple(sorted(set(first).intersection(*others)))
+    common = sorted(set(first).intersection(*others))
+    step = ceil_div(len(common) * len(kin), _MOST_PAGES)
+    return tuple(common[::step])
 
 
 def _sizes(kin: Kin, most: int) -> tuple[int, ...]:

@@ -21,10 +21,11 @@ from kvpage.planner.search import (
     Choice,
     Found,
     Limits,
+    Offers,
     best_of,
     choose,
-    options,
     solved,
+    work_of,
 )
 from kvpage.planner.workload import Demand
 from kvpage.specs import ceil_div
@@ -57,7 +58,7 @@ class NestedSearch:
                     option.costs[0],
                     lcm(SLAB_ALIGNMENT_BYTES, bucket.stride_alignment_bytes),
                 )
-                for option in options(bucket, demand, max_groups)
+                for option in Offers(bucket, demand, max_groups)()
             ]
             for bucket in buckets
         ]
@@ -66,7 +67,8 @@ class NestedSearch:
     def best(self, limits: Limits) -> Found | None:
         """The layout of least cost within `limits`; None where there is none."""
         bounds = self._bounds(limits.pool_bytes, limits.addressable_bytes)
-        return best_of(bounds, partial(self._solve, limits))
+        work = 2 * work_of([len(offer) for offer in self._offers], limits.max_groups)
+        return best_of(bounds, partial(self._solve, limits), work)
 
     @lru_cache(maxsize=4)  # noqa: B019  # as short-lived as the search
     def _bounds(self, pool_bytes: int | None, addressable_bytes: int | None) -> list[Bound]:

@@ -77,17 +77,20 @@ class Problem:
 
     def variants(self) -> Iterator[tuple[Bucket, ...]]:
         """The buckets, and the same with those of unlike layers taken apart, so that block sizes may differ."""
-        mixed = sum(len(bucket.kin) > 1 for bucket in self.buckets)
+        yield self.buckets
+        mixed = [bucket for bucket in self.buckets if len(bucket.kin) > 1]
+        if not mixed:
+            return
         ways = [self._ways(bucket) for bucket in self.buckets]
-        if mixed <= _MOST_MIXED:
-            yield from (tuple(one for way in chosen for one in way) for chosen in product(*ways))
-        else:
-            yield self.buckets
-            yield tuple(one for way in ways for one in way[-1])
+        combined = product(*ways) if len(mixed) <= _MOST_MIXED else [[way[-1] for way in ways]]
+        for chosen in combined:
+            variant = tuple(one for way in chosen for one in way)
+            if len(self.buckets) < len(variant) <= self.limits.max_groups:
+                yield variant
 
     def _ways(self, bucket: Bucket) -> list[tuple[Bucket, ...]]:
         whole: list[tuple[Bucket, ...]] = [(bucket,)]
-        if len(bucket.kin) == 1:
+        if not 1 < len(bucket.kin) <= self.limits.max_groups:
             return whole
         return [*whole, taken_apart(bucket, self.request.max_block_size, self.default_max_block_tokens)]
 

@@ -8,8 +8,9 @@ no better than the best found; for each, the exact choice under the bounds on gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from math import inf, lcm
 
 from kvpage.planner.buckets import Bucket, Split
@@ -21,6 +22,7 @@ Bound = tuple[float, int]
 SLAB_ALIGNMENT_BYTES = 128  # of every block stride: a cache line pair, and what vectorised loads ask for
 PARTLY_FILLED = 0.5
 """Of the slab that a group is cutting blocks from, the share that lies idle on average."""
+_MOST_WORK, _LEAST_SLABS = 2_000_000, 16
 FINE_SHARE = 256  # a slab smaller than this part of the pool is not charged for the null block and the rest
 
 
@@ -92,7 +94,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to deal a bucket out, and the block sizes it may take, ascending."""
+    """One way to deal a bucket out, and the block sizes it may take, ascending. A larger block that costs as much as a
+    smaller one is left out."""
 
     split: Split
     indices: tuple[int, ...]
@@ -102,34 +105,33 @@ class Option:
     costs: tuple[float, ...]
     """Of each, for every byte of the slab that one block owns."""
 
-    def narrowed(self, allowed: set[int]) -> Option:
-        """With no other block sizes than `allowed`, in tokens."""
-        sizes = self.split.bucket.block_sizes
-        kept = [place for place, index in enumerate(self.indices) if sizes[index] in allowed]
-        return Option(
-            self.split,
-            tuple(self.indices[place] for place in kept),
-            tuple(self.sizes_bytes[place] for place in kept),
-            tuple(self.costs[place] for place in kept),
-        )
+
+Offer = Sequence[Option]
+"""Of one bucket."""
 
 
-def options(bucket: Bucket, demand: Demand, max_groups: int) -> tuple[Option, ...]:
-    """Every split of `bucket`. A larger block that costs as much as a smaller one is left out."""
-    blocks = [demand.blocks(bucket.spec, size) for size in bucket.block_sizes]
-    kept = [0]
-    for index in range(1, len(blocks)):
-        if bucket.must_be_dense or blocks[index] < blocks[kept[-1]] * (1 - TIE):
-            kept.append(index)
-    return tuple(
-        Option(
-            split,
-            tuple(kept),
-            tuple(split.sizes_bytes[index] for index in kept),
-            tuple(split.num_groups * blocks[index] for index in kept),
-        )
-        for split in bucket.splits(max_groups)
-    )
+class Offers:
+    """Makes the options of a bucket."""
+
+    def __init__(self, bucket: Bucket, demand: Demand, max_groups: int) -> None:
+        self.bucket = bucket
+        self._splits = tuple(bucket.splits(max_groups))
+        self._blocks = [demand.blocks(bucket.spec, size) for size in bucket.block_sizes]
+
+    def __call__(self, allowed: Set[int] | None = None) -> Offer:
+        """All of them, or those with a block of an `allowed` number of tokens; of states, all."""
+        kept: list[int] = []
+        for index, size in enumerate(self.bucket.block_sizes):
+            if allowed is not None and self.bucket.spec.is_attention and size not in allowed:
+                continue
+            is_better = not kept or self._blocks[index] < self._blocks[kept[-1]] * (1 - TIE)
+            if is_better or self.bucket.must_be_dense:
+                kept.append(index)
+        return tuple(self._option(split, kept) for split in self._splits if kept)
+
+    def _option(self, split: Split, kept: Sequence[int]) -> Option:
+        sizes = tuple(split.sizes_bytes[index] for index in kept)
+        return Option(split, tuple(kept), sizes, tuple(split.num_groups * self._blocks[index] for index in kept))
 
 
 def slack(slab_bytes: int, pool_bytes: int | None, most_slabs: int | None = None) -> float:
@@ -166,9 +168,10 @@ Solve = Callable[[int, float], Found | None]
 """The best layout with slabs of so many bytes; None where it would cost more than the second argument."""
 
 
-def best_of(bounds: Iterable[Bound], solve: Solve, best: Found | None = None) -> Found | None:
-    """The best of `best` and the solutions of all slabs that may be better. `bounds` ascend."""
-    for bound, slab_bytes in bounds:
+def best_of(bounds: Iterable[Bound], solve: Solve, work: int, best: Found | None = None) -> Found | None:
+    """The best of `best` and the solutions of all slabs that may be better. `bounds` ascend; `work`: steps that one
+    solution takes, about. Of models with very many options not all slabs are tried, and the first are the likeliest."""
+    for bound, slab_bytes in islice(bounds, max(_LEAST_SLABS, _MOST_WORK // work)):
         ceiling = inf if best is None else best.cost + TIE
         if bound > ceiling:
             break
@@ -176,6 +179,11 @@ def best_of(bounds: Iterable[Bound], solve: Solve, best: Found | None = None) ->
         if found is not None and (best is None or found.order < best.order):
             best = found
     return best
+
+
+def work_of(num_options: Sequence[int], max_groups: int) -> int:
+    """Steps of `choose` for buckets with so many options."""
+    return max(1, sum(num_options) * max_groups)
 
 
 def solved(slab_bytes: int, offers: Sequence[Sequence[Choice]], max_groups: int, ceiling: float) -> Found | None:

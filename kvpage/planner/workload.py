@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import add
 
 from kvpage.specs import LayerSpec, Lengths, ceil_div
 
 _DENSE_TOKENS = 2**17  # lengths up to here are summed by table, every one of them
-_MOST_LENGTHS = 2**11  # of a part that goes beyond: an even choice of them
+_MOST_LENGTHS = 2**11  # of all parts together that go beyond: an even choice of them
 DEFAULT_LONGEST_TOKENS = 131_072
 
 
@@ -26,10 +25,11 @@ class WorkloadPart:
     max_tokens: int
     weight: float = 1.0
 
-    def lengths(self) -> range:
-        """All of them; of very long ones an even choice, by an odd step so that no block size divides it."""
-        step = 1 if self.is_dense else ceil_div(self.max_tokens - self.min_tokens + 1, _MOST_LENGTHS)
-        return range(self.min_tokens, self.max_tokens + 1, step + 1 - step % 2)
+    def lengths(self, at_most: int = _MOST_LENGTHS) -> range:
+        """All of them; of very long ones about `at_most`, by an odd step so that no block size divides it."""
+        step = 1 if self.is_dense else ceil_div(self.max_tokens - self.min_tokens + 1, at_most)
+        step += 1 - step % 2
+        return range(self.min_tokens + step // 2, self.max_tokens + 1, step)
 
     @property
     def is_dense(self) -> bool:
@@ -88,16 +88,15 @@ class Demand:
         """`kept`: of all layers of the model. At least one must keep something of every request."""
         self._lengths = lengths
         total_weight = sum(part.weight for part in workload)
-        self._points: list[tuple[int, float]] = []  # (tokens, share / bytes kept)
-        dense = [0.0] * (1 + max((part.max_tokens for part in workload if part.is_dense), default=0))
+        steps = [0.0] * (2 + max((part.max_tokens for part in workload if part.is_dense), default=0))
         for part in workload:
-            among = part.lengths()
-            for run, shares in _shares(among, part.weight / total_weight / len(among), kept):
-                if part.is_dense:
-                    dense[run.start : run.stop] = map(add, dense[run.start : run.stop], shares)
-                else:
-                    self._points.extend(zip(run, shares, strict=True))
-        self._above = _sums_above(dense)
+            if part.is_dense:
+                each = part.weight / total_weight / len(part.lengths())
+                steps[part.min_tokens] += each
+                steps[part.max_tokens + 1] -= each
+        self._above = _sums_above(_divided(list(accumulate(steps))[:-1], kept))
+        self._points = [*_points([part for part in workload if not part.is_dense], total_weight, kept)]
+        """(tokens, share of these requests / bytes they keep)."""
         self.requests = self._above[0] + sum(share for _, share in self._points)
         """Mean of 1 / bytes kept."""
         self._known: dict[tuple[int | None, int], float] = {}
@@ -127,20 +126,22 @@ class Demand:
         return total
 
 
-def _shares(among: range, share: float, kept: Sequence[Kept]) -> Iterator[tuple[range, list[float]]]:
-    """Runs of lengths and their share / bytes kept: between two windows' lengths the bytes grow evenly."""
+def _divided(shares: list[float], kept: Sequence[Kept]) -> list[float]:
+    """The share of each length by the bytes kept: between two windows' lengths those grow evenly."""
     corners = sorted({one.at_most_tokens for one in kept if one.at_most_tokens is not None})
-    start = 0
-    for corner in (*corners, among[-1]):
-        run = among[start : _first_above(among, corner)]
-        if run:
-            base, slope = _line(run[0], kept)
-            yield run, [share / (base + slope * tokens) for tokens in run]
-            start += len(run)
+    divided: list[float] = []
+    for corner in (*corners, len(shares) - 1):
+        start, end = len(divided), min(corner + 1, len(shares))
+        base, slope = _line(start, kept)
+        divided += [share and share / (base + slope * n) for n, share in enumerate(shares[start:end], start)]
+    return divided
 
 
-def _first_above(among: range, tokens: int) -> int:
-    return min(len(among), max(0, (tokens - among.start) // among.step + 1))
+def _points(parts: Sequence[WorkloadPart], total_weight: float, kept: Sequence[Kept]) -> Iterator[tuple[int, float]]:
+    for part in parts:
+        among = part.lengths(max(1, _MOST_LENGTHS // len(parts)))
+        share = part.weight / total_weight / len(among)
+        yield from ((tokens, share / sum(one.bytes_of(tokens) for one in kept)) for tokens in among)
 
 
 def _line(tokens: int, kept: Sequence[Kept]) -> tuple[float, float]:
