@@ -15,8 +15,8 @@ from typing import Any
 
 from kvpage.backends import BACKENDS, NAMED_LAYOUTS, named_layout
 from kvpage.dtypes import item_size_bytes
-from kvpage.errors import SpecInvalid, shorten
-from kvpage.integrations.vllm.objects import LATENT_KINDS, Spec
+from kvpage.errors import shorten
+from kvpage.integrations.vllm.objects import LATENT_KINDS, NO_ANSWER, Spec, fault_of
 
 Fields = dict[str, Any]
 
@@ -25,17 +25,6 @@ DEFAULT_LAYOUT = "LBNHC"  # vLLM 0.33.0, where no backend asks for another
 _BLOCKS, _TOKENS, _HEADS, _WIDTH = 1_000_003, 1024 * 1009, 1013, 512 * 1019
 PACKED_ROWS: Fields = {"shape": ["num_blocks", "block_size", "num_kv_heads", "head_size"]}
 """Rows that a backend packs itself: tokens outside heads, as TurboQuant has it (vLLM 0.24.0)."""
-# What code of others raises where it has no answer for these sizes, or on this machine.
-_NO_ANSWER = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 _CACHE_NAMES = ("int8_per_token_head", "fp8_per_token_head", "nvfp4", "fp8_ds_mla")
 
 
@@ -52,12 +41,10 @@ class Backends:
         for what, given in (("backends", self.backends), ("kernel_block_sizes", self.kernel_block_sizes)):
             for name in given if isinstance(given, Mapping) else ():
                 if name not in layers:
-                    raise SpecInvalid(f"{what} names layer {shorten(str(name))!r}, of which there is no spec")
+                    raise fault_of(what, f"there is no spec of a layer {shorten(str(name))!r}")
         if self.kv_cache_layout not in (None, *NAMED_LAYOUTS):
-            known = ", ".join(NAMED_LAYOUTS)
-            raise SpecInvalid(
-                f"kv_cache_layout {shorten(str(self.kv_cache_layout))!r} is not known; use one of {known}"
-            )
+            named = shorten(str(self.kv_cache_layout))
+            raise fault_of("kv_cache_layout", f"{named!r} is not known; use one of {', '.join(NAMED_LAYOUTS)}")
 
     def fields(self, spec: Spec, layer: Fields) -> Fields:
         """`backend` and `kernel_block_sizes` of a layer, as far as anything is known of them."""
@@ -115,7 +102,7 @@ def _called(spec: Spec, backend: Any, method: str, *arguments: Any, **named: Any
         return call(*arguments, **named)
     except NotImplementedError:
         return None
-    except _NO_ANSWER as error:
+    except NO_ANSWER as error:
         detail = f"{_title(backend)}.{method} raised {type(error).__name__}: {shorten(str(error))}"
         raise spec.fault(detail, "backend") from error
 
@@ -167,7 +154,11 @@ def _written_out(spec: Spec, backend: Any, layer: Fields) -> Any:
     }
     for name, extra in (("stride_order", 0), ("layered_stride_order", 1)):
         order = orders[name]
-        if order is not None and len(order) == len(written["shape"]) + extra:
+        if order is None:
+            continue
+        if not isinstance(order, list | tuple):
+            raise spec.fault(f"{_title(backend)}.get_kv_cache_stride_order answered {shorten(repr(order))}", "backend")
+        if len(order) == len(written["shape"]) + extra:
             written[name] = list(order)
     name = str(_called(spec, backend, "get_name") or "").lower()
     return name if _is_registered(name, written, layer.get("kv_quant")) else written
@@ -192,10 +183,12 @@ def _shape(spec: Spec, backend: Any, layer: Fields) -> list[str | int]:
         named = {"cache_dtype_str": quant} if quant in _CACHE_NAMES else {}
         try:
             answer = backend.get_kv_cache_shape(*sizes.values(), **named)
-        except _NO_ANSWER as error:  # sizes that this class does not take: others are tried
+        except NO_ANSWER as error:  # sizes that this class does not take: others are tried
             failed = error
             continue
-        return [_axis(spec, backend, int(extent), sizes, layer) for extent in answer]
+        if not isinstance(answer, list | tuple) or not all(isinstance(extent, int) for extent in answer):
+            raise spec.fault(f"{_title(backend)}.get_kv_cache_shape answered {shorten(repr(answer))}", "backend")
+        return [_axis(spec, backend, extent, sizes, layer) for extent in answer]
     detail = f"{_title(backend)}.get_kv_cache_shape raised {type(failed).__name__}: {shorten(str(failed))}"
     raise spec.fault(detail, "backend") from failed
 
@@ -226,6 +219,8 @@ def _axis(spec: Spec, backend: Any, extent: int, sizes: Mapping[str, int], layer
 
 def _kernel_blocks(spec: Spec, sizes: Any) -> list[Any]:
     """Numbers, and `{"multiple_of": n}` for vLLM's `MultipleOf(n)`."""
+    if not isinstance(sizes, list | tuple):
+        raise spec.fault(f"kernel_block_sizes must be a list, not {shorten(repr(sizes))}", "kernel_block_sizes")
     taken = [{"multiple_of": size.base} if hasattr(size, "base") else size for size in sizes]
     for size in taken:
         number = size.get("multiple_of") if isinstance(size, dict) else size
@@ -243,6 +238,8 @@ def _aligned(spec: Spec, layer: Fields, taken: list[Any] | None) -> list[Any] | 
     if alignment is None:
         return taken or None
     if hasattr(alignment, "base"):
+        if isinstance(alignment.base, bool) or not isinstance(alignment.base, int):
+            raise spec.fault(f"block_stride_alignment is a multiple of {alignment.base!r}", "block_stride_alignment")
         whole = gcd(alignment.base, layer["block_size"])
         return taken or (None if whole == layer["block_size"] else [whole])
     row = spec.get("state_content_size_bytes")

@@ -7,7 +7,16 @@ from typing import Any
 
 from kvpage.errors import SpecInvalid, shorten
 from kvpage.integrations.vllm.backends import Backends
-from kvpage.integrations.vllm.objects import KINDS, LATENT_KINDS, WRAPPER, Spec, check_fields, dtype_name, kind_of
+from kvpage.integrations.vllm.objects import (
+    KINDS,
+    LATENT_KINDS,
+    WRAPPER,
+    Spec,
+    check_fields,
+    dtype_name,
+    fault_of,
+    kind_of,
+)
 from kvpage.layers import Layer, check_layouts
 from kvpage.request import PlanRequest
 
@@ -49,17 +58,24 @@ def layers_from_specs(
 def _flattened(specs: Mapping[str, Any]) -> Iterator[tuple[str, Spec]]:
     """The layers' own specs; a `UniformTypeKVCacheSpecs` stands for those it holds by name."""
     if not isinstance(specs, Mapping):
-        raise SpecInvalid(f"specs must be a mapping of layer names to vLLM's specs, not a {type(specs).__name__}")
+        raise fault_of("specs", f"this must be a mapping of layer names to vLLM's specs, not a {type(specs).__name__}")
     seen: set[str] = set()
     for name, value in specs.items():
         is_wrapper = any(owner.__name__ == WRAPPER for owner in type(value).__mro__)
-        for layer, inner in Spec(str(name), value).require("kv_cache_specs").items() if is_wrapper else [(name, value)]:
+        for layer, inner in _held(Spec(str(name), value)).items() if is_wrapper else [(name, value)]:
             if not isinstance(layer, str):
-                raise SpecInvalid(f"specs: a layer name must be text, not {shorten(repr(layer))}")
+                raise fault_of("specs", f"a layer name must be text, not {shorten(repr(layer))}")
             if layer in seen:
                 raise Spec(layer, inner).fault("the name stands twice among the specs; names must differ")
             seen.add(layer)
             yield layer, Spec(layer, inner)
+
+
+def _held(spec: Spec) -> Mapping[Any, Any]:
+    held = spec.require("kv_cache_specs")
+    if not isinstance(held, Mapping):
+        raise spec.fault(f"kv_cache_specs must be a mapping, not {shorten(repr(held))}", "kv_cache_specs")
+    return held
 
 
 def _layer(spec: Spec, backends: Backends) -> Fields:
@@ -77,7 +93,7 @@ def _layer(spec: Spec, backends: Backends) -> Fields:
 
 
 def _state(spec: Spec) -> Fields:
-    mode, shapes, dtypes = spec.get("mamba_cache_mode", "none"), spec.require("shapes"), spec.require("dtypes")
+    mode = spec.get("mamba_cache_mode", "none")
     if mode not in ("none", "align"):
         raise spec.unsupported(
             f"mamba_cache_mode {mode!r} keeps a state for every block of tokens; only 'none' and 'align' are planned",
@@ -87,8 +103,8 @@ def _state(spec: Spec) -> Fields:
     if mode == "align":  # one state more, that of the last whole block, and those at checkpoints
         more += 1 + spec.size("num_prefill_checkpoint_blocks", 0)
     fields = {
-        "shapes": [list(shape) for shape in shapes],
-        "dtypes": [dtype_name(spec, dtype, "dtypes") for dtype in dtypes],
+        "shapes": [list(shape) if isinstance(shape, tuple) else shape for shape in spec.items("shapes")],
+        "dtypes": [dtype_name(spec, dtype, "dtypes") for dtype in spec.items("dtypes")],
         "num_speculative_blocks": more or None,
         "page_size_padded": spec.get("page_size_padded"),
     }
@@ -115,11 +131,11 @@ def _lifetime(spec: Spec, kind: str) -> Fields:
 
 def _padding(spec: Spec) -> int | None:
     """The padded page, unless that is only what the alignment makes of it, which follows from the alignment."""
-    padded, alignment = spec.get("page_size_padded"), spec.get("alignment")
-    if padded is None or alignment is None:
-        return None if padded is None else spec.size("page_size_padded")
-    data = spec.size("real_page_size_bytes")
-    return None if padded == data + -data % alignment else spec.size("page_size_padded")
+    if spec.get("page_size_padded") is None:
+        return None
+    padded, alignment = spec.size("page_size_padded"), spec.size("alignment", 0)
+    data = spec.size("real_page_size_bytes", 0)
+    return None if alignment and padded == data + -data % alignment else padded
 
 
 def _plain_rows(spec: Spec, kind: str) -> Fields:
@@ -146,7 +162,7 @@ def _plain_rows(spec: Spec, kind: str) -> Fields:
 
 def _latent(spec: Spec) -> Fields:
     ratio = spec.get("tokens_per_state") or spec.get("compress_ratio") or 1
-    if not isinstance(ratio, int):
+    if isinstance(ratio, bool) or not isinstance(ratio, int):
         raise spec.unsupported(
             f"tokens_per_state is {ratio}: several rows for a token are not planned", "tokens_per_state"
         )
@@ -214,9 +230,9 @@ def _check_page(spec: Spec, layer: Layer) -> None:
             f"(page_size_bytes): it depends on more than is read",
             "page_size_bytes",
         )
-    data = spec.get("real_page_size_bytes")
-    if data is None:
+    if not spec.has("real_page_size_bytes"):
         return
+    data = spec.size("real_page_size_bytes")
     if not spec.counts_bytes and spec.quant_mode in ("INT8_PER_TOKEN_HEAD", "FP8_PER_TOKEN_HEAD"):
         data += 2 * _SCALE_BYTES * spec.size("block_size") * spec.size("num_kv_heads")  # 0.24 counts the scales apart
     if ours.real_page_size_bytes != data:

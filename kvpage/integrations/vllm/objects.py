@@ -8,6 +8,7 @@ default.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,17 @@ WITHOUT_EFFECT = """
     tp_replicated
 """
 _KNOWN_FIELDS = frozenset((_READ + WITHOUT_EFFECT).split())
+# What code of others raises where it has no answer: for these sizes, on this machine, for an object that is not whole.
+NO_ANSWER = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _HOLDINGS = ("max_memory_usage_bytes", "max_admission_blocks_per_request")  # methods: what a request keeps
 
 
@@ -75,8 +87,16 @@ class Spec:
         fault = self.fault(detail, field)
         return NotSupported(fault.message, errors=fault.errors)
 
+    def has(self, field: str) -> bool:
+        return hasattr(type(self.value), field) or field in getattr(self.value, "__dict__", {})
+
     def get(self, field: str, default: Any = None) -> Any:
-        return getattr(self.value, field, default)
+        """The field; `default` where there is none. Raises `SpecInvalid` where the object itself refuses to say."""
+        try:
+            return getattr(self.value, field, default)
+        except NO_ANSWER as error:
+            detail = f"{self.class_name}.{field} raised {type(error).__name__}: {shorten(str(error))}"
+            raise self.fault(detail, field) from error
 
     def require(self, field: str) -> Any:
         value = self.get(field)
@@ -93,15 +113,21 @@ class Spec:
             raise self.fault(f"{field} must be a whole number, not {shorten(repr(value))}", field)
         return int(value)
 
+    def items(self, field: str) -> Sequence[Any]:
+        value = self.require(field)
+        if not isinstance(value, list | tuple):
+            raise self.fault(f"{field} must be a tuple, not {shorten(repr(value))}", field)
+        return value
+
     @property
     def counts_bytes(self) -> bool:
         """True where a spec counts the bytes of its rows itself (0.28); before, pages follow from widths and modes."""
-        return hasattr(self.value, "state_content_size_bytes")
+        return self.has("state_content_size_bytes")
 
     @property
     def has_named_layouts(self) -> bool:
         """True where the engine knows named layouts (0.30); before, each backend has a shape and stride orders."""
-        return hasattr(self.value, "tokens_per_state")
+        return self.has("tokens_per_state")
 
     @property
     def quant_mode(self) -> str:
@@ -111,6 +137,11 @@ class Spec:
         if name is None:
             raise self.fault(f"kv_quant_mode {mode!r} has no name; numbers mean other modes in other versions of vLLM")
         return str(name).upper()
+
+
+def fault_of(argument: str, detail: str) -> SpecInvalid:
+    """The error to raise for an argument, or for what it names."""
+    return SpecInvalid(f"{argument}: {detail}", errors=[FieldError(pointer(argument), detail)])
 
 
 def kind_of(spec: Spec) -> str:
