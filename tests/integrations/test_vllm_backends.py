@@ -113,6 +113,16 @@ def test_layers_may_have_backends_of_their_own() -> None:
     assert [layer.get("kernel_block_sizes") for layer in layers] == [[16], MULTIPLE_OF_16, None]
 
 
+def test_kernel_blocks_of_compressed_rows_are_counted_in_rows() -> None:
+    """vLLM 0.24, DeepseekV4IndexerBackend: 256 tokens, of which four share a row."""
+    spec = old.MLAAttentionSpec(256, head_size=132, dtype=old.BYTES, compress_ratio=4)
+    sizes = ([256, 30], [old.MultipleOf(256)], [old.MultipleOf(1)], [{"multiple_of": 64}])
+    found = [one(spec, kernel_block_sizes=given)["kernel_block_sizes"] for given in sizes]
+    assert found == [[64], [{"multiple_of": 64}], [{"multiple_of": 1}], [{"multiple_of": 16}]]
+    plan = kvpage.plan({"layers": [one(spec, kernel_block_sizes=[256])], "strategy": "unify", "num_blocks": 3})
+    assert plan.layers["layer"].tensors[0].shape == (3, 64, 132)
+
+
 def test_classes_of_vllm_0_33_take_named_layouts() -> None:
     class AnyLayout:
         @staticmethod

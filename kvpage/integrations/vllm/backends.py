@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 from kvpage.backends import BACKENDS, NAMED_LAYOUTS, named_layout
@@ -52,7 +52,7 @@ class Backends:
         sizes = _of(self.kernel_block_sizes, spec)
         if sizes is None and not isinstance(backend, str | None):
             sizes = _called(spec, backend, "get_supported_kernel_block_sizes")
-        taken = None if sizes is None else _kernel_blocks(spec, sizes)
+        taken = None if sizes is None else _in_rows(_kernel_blocks(spec, sizes), layer.get("compress_ratio") or 1)
         return {"backend": self._layout(spec, backend, layer), "kernel_block_sizes": _aligned(spec, layer, taken)}
 
     def _layout(self, spec: Spec, backend: Any, layer: Fields) -> Any:
@@ -227,6 +227,12 @@ def _kernel_blocks(spec: Spec, sizes: Any) -> list[Any]:
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise spec.fault(f"kernel_block_sizes: {shorten(repr(size))} is no number of tokens", "kernel_block_sizes")
     return taken
+
+
+def _in_rows(taken: list[Any], ratio: int) -> list[Any]:
+    """vLLM counts tokens, a request rows, of which each stands for `ratio` tokens. What is no whole row is left out."""
+    rows: list[Any] = [size // ratio for size in taken if isinstance(size, int) and size % ratio == 0]
+    return rows + [{"multiple_of": lcm(s["multiple_of"], ratio) // ratio} for s in taken if isinstance(s, dict)]
 
 
 def _aligned(spec: Spec, layer: Fields, taken: list[Any] | None) -> list[Any] | None:
