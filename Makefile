@@ -10,11 +10,11 @@ BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 # A file of tests stays in one process: some of its tests look at what the others of it did.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help demo test test-long test-gpu gpu-check reliability bench lint environment dev lock clean
+.PHONY: help demo test test-long test-gpu gpu-check reliability simulation-tables bench lint environment dev lock clean
 .DEFAULT_GOAL := help
 
 help: ## Say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
 demo: ## Plan two models, share their memory between processes, check every value
 	@$(BOOTSTRAP) demo
@@ -34,6 +34,9 @@ gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot, 
 
 reliability: environment ## Kill processes at every step, use everything up, and write docs/reliability.md (ten minutes)
 	$(BIN)/python scripts/reliability.py
+
+simulation-tables: environment ## Replay request streams against the layouts and write the tables of docs/planning.md (ten minutes)
+	$(BIN)/python scripts/simulation_tables.py
 
 bench: environment ## Measure planning, attaching, import time and memory
 	$(BIN)/python benchmarks/run.py

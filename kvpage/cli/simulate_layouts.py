@@ -98,6 +98,4 @@ def _layout(request: dict[str, Any], strategy: str, allocator: str | None) -> Si
     asked = request | {"strategy": strategy}
     if allocator is not None:
         asked["allocator"] = allocator
-    elif strategy == "nested":
-        asked["allocator"] = "slabs"
     return layout_of(plan(asked), memory_bytes=request["memory_bytes"], name=strategy)

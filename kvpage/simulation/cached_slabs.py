@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from kvpage.simulation.slabs import Run
+from kvpage.simulation.slabs import Run, append_run
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +26,8 @@ class Entry:
     prefix: Prefix
     slab: int
     blocks: int
-    used_at: tuple[int, int]
-    """Step of the last use, and a number that orders equal steps."""
+    used_at: int
+    """Number of the turn that used it last, in the order in which turns end; the same for all of a prefix."""
     is_cached: bool = True
 
 
@@ -44,13 +44,26 @@ class _Slab:
     used: int = 0
     cached: int = 0
     entries: dict[Entry, None] = field(default_factory=dict)
+    newest: int | None = None
+    """Last use of anything cached in it."""
+
+    def add(self, entry: Entry) -> None:
+        self.entries[entry] = None
+        if self.newest is None or entry.used_at > self.newest:
+            self.newest = entry.used_at
+
+    def remove(self, entry: Entry) -> None:
+        del self.entries[entry]
+        if entry.used_at == self.newest:
+            self.newest = max((each.used_at for each in self.entries), default=None)
 
 
 class CachedSlabs:
     """Every block of an owned slab is used, cached or free: used + cached + free = blocks per slab × slabs owned.
 
-    With one block per slab no slab is told from another: all of them are slab 0, and each cached block is a slab that
-    only cached blocks keep.
+    Of equally full slabs the one is taken from that has not changed the longest; of equally old idle slabs (those that
+    only cached blocks keep) the one that has been owned the longest is evicted. With one block per slab no slab is told
+    from another: all of them are slab 0, and each cached block is an idle slab.
     """
 
     def __init__(self, blocks_per_slab: int) -> None:
@@ -58,9 +71,9 @@ class CachedSlabs:
         self._slabs: dict[int, _Slab] = {}
         self._by_free: list[dict[int, None]] = [{} for _ in range(blocks_per_slab + 1)]
         self._with_room = 0  # bit f is set when _by_free[f] has a slab, f > 0
-        self._oldest: list[tuple[tuple[int, int], int, Entry]] = []  # heap; what is no longer cached is skipped
+        self._oldest: list[tuple[int, int, Entry]] = []  # heap; what is no longer cached is skipped
         self._pushes = 0
-        self._idle: list[tuple[tuple[int, int], int]] = []  # heap of (newest use, slab); what changed is skipped
+        self._idle: list[tuple[int, int]] = []  # heap of (newest use, slab); what changed is skipped
         self._numbers = 0
         self.used_blocks = self.cached_blocks = self.owned_slabs = self.idle_slabs = 0
         self.cached_beside_used = 0
@@ -101,14 +114,14 @@ class CachedSlabs:
         """Use `blocks` of the free blocks, of which there are so many; fullest slab first."""
         if self._blocks_per_slab == 1:
             self.used_blocks += blocks
-            into.append(Run(0, blocks))
+            append_run(into, 0, blocks)
             return
         while blocks:
             free = (self._with_room & -self._with_room).bit_length() - 1
             number = next(iter(self._by_free[free]))
             taken = min(free, blocks)
             self._change(number, used=taken)
-            into.append(Run(number, taken))
+            append_run(into, number, taken)
             blocks -= taken
 
     def give_back(self, blocks: int, oldest_first: deque[Run]) -> int:
@@ -130,14 +143,11 @@ class CachedSlabs:
         else:
             self._change(number, used=-blocks)
 
-    def cache(self, runs: deque[Run], prefix: Prefix, step: int) -> list[Entry]:
+    def cache(self, runs: deque[Run], prefix: Prefix, used_at: int) -> list[Entry]:
         """Used blocks become cached ones."""
-        entries = []
-        for number, blocks in runs:
-            self._numbers += 1
-            entry = Entry(prefix, number, blocks, (step, self._numbers))
+        entries = [Entry(prefix, number, blocks, used_at) for number, blocks in runs]
+        for entry in entries:
             self._put(entry)
-            entries.append(entry)
         return entries
 
     def _put(self, entry: Entry) -> None:
@@ -149,7 +159,7 @@ class CachedSlabs:
             self.cached_blocks += entry.blocks
             self.idle_slabs += entry.blocks
         else:
-            self._slabs[entry.slab].entries[entry] = None
+            self._slabs[entry.slab].add(entry)
             self._change(entry.slab, used=-entry.blocks, cached=entry.blocks)
 
     def reuse(self, entries: list[Entry]) -> deque[Run]:
@@ -161,7 +171,7 @@ class CachedSlabs:
                 self.cached_blocks -= entry.blocks
                 self.idle_slabs -= entry.blocks
             else:
-                del self._slabs[entry.slab].entries[entry]
+                self._slabs[entry.slab].remove(entry)
                 self._change(entry.slab, used=entry.blocks, cached=-entry.blocks)
         return deque(Run(entry.slab, entry.blocks) for entry in entries)
 
@@ -178,7 +188,7 @@ class CachedSlabs:
                 self._evict(entry, entry.blocks)
         return before - self.owned_slabs
 
-    def oldest(self) -> tuple[int, int] | None:
+    def oldest(self) -> int | None:
         """When the least recently used cached block was used; None without any."""
         while self._oldest and not self._oldest[0][2].is_cached:
             heappop(self._oldest)
@@ -193,7 +203,7 @@ class CachedSlabs:
         self._evict(entry, blocks)
         return Evicted(blocks, before - self.owned_slabs)
 
-    def oldest_idle(self) -> tuple[int, int] | None:
+    def oldest_idle(self) -> int | None:
         """Of the slabs that only cached blocks keep, the least newest use; None without any."""
         if self._blocks_per_slab == 1:
             return self.oldest()
@@ -222,14 +232,12 @@ class CachedSlabs:
             self.owned_slabs -= blocks
             return
         if not entry.blocks:
-            del self._slabs[entry.slab].entries[entry]
+            self._slabs[entry.slab].remove(entry)
         self._change(entry.slab, cached=-blocks)
 
-    def _newest_if_idle(self, number: int) -> tuple[int, int] | None:
+    def _newest_if_idle(self, number: int) -> int | None:
         slab = self._slabs.get(number)
-        if slab is None or slab.used or not slab.cached:
-            return None
-        return max(entry.used_at for entry in slab.entries)
+        return None if slab is None or slab.used else slab.newest
 
     def _change(self, number: int, *, used: int = 0, cached: int = 0) -> None:
         """Change what the blocks of a slab are, file it again, give it up when it is empty."""
@@ -245,8 +253,8 @@ class CachedSlabs:
             self.owned_slabs -= 1
             return
         self._file(number, free)
-        if not slab.used and (newest := self._newest_if_idle(number)) is not None:
-            heappush(self._idle, (newest, number))
+        if not slab.used and slab.newest is not None:
+            heappush(self._idle, (slab.newest, number))
 
     def _count(self, slab: _Slab, sign: int) -> None:
         self.used_blocks += sign * slab.used

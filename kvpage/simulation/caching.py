@@ -86,7 +86,7 @@ class CachingReplay:
         self._changes: dict[int, list[tuple[int, _Turn]]] = {}  # with the order at which it was noted
         self._finishes: dict[int, list[tuple[int, _Turn]]] = {}
         self._asks: list[tuple[int, int, Talk, Prefix | None]] = []  # heap by step
-        self._asked = 0
+        self._asked = self._ended = 0
         self._step = 0
         self._found = self._wanted = self._turns = 0
         self._preemptions = self._evicted = self._refused = 0
@@ -161,8 +161,9 @@ class CachingReplay:
 
     def _finish(self, turn: _Turn) -> None:
         prefix = Prefix()
+        self._ended += 1
         for slabs, runs in zip(self._slabs, turn.runs, strict=True):
-            prefix.entries.append(slabs.cache(runs, prefix, self._step))
+            prefix.entries.append(slabs.cache(runs, prefix, self._ended))
         self._stop(turn)
         self._ask_later(turn.talk, prefix)
 

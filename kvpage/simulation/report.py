@@ -14,7 +14,7 @@ from kvpage.simulation.replay import MAX_STEPS, Replay, ReplayResult
 from kvpage.simulation.streams import Stream
 
 MAX_RUNS = 1_000
-CONVERSATION_STEPS = 6_000
+CONVERSATION_STEPS = 4_000
 CONVERSATION_WARM_UP_STEPS = 4_000  # some three turns of everybody: the pool is full and the cache as old as it gets
 
 

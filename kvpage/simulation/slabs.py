@@ -46,13 +46,13 @@ class Slabs:
         self.used_blocks += blocks
         if self._blocks_per_slab == 1:
             self.owned_slabs += blocks
-            _append(into, 0, blocks)
+            append_run(into, 0, blocks)
             return blocks
         while blocks:
             slab, free = self._fullest_with_room()
             taken = min(free, blocks)
             self._move(slab, free, free - taken)
-            _append(into, slab, taken)
+            append_run(into, slab, taken)
             blocks -= taken
         return self.owned_slabs - before
 
@@ -101,7 +101,8 @@ class Slabs:
             self._with_room |= 1 << free_after
 
 
-def _append(runs: deque[Run], slab: int, blocks: int) -> None:
+def append_run(runs: deque[Run], slab: int, blocks: int) -> None:
+    """Blocks that follow those in `runs`."""
     if runs and runs[-1].slab == slab:
         runs[-1] = Run(slab, runs[-1].blocks + blocks)
     else:

@@ -72,4 +72,4 @@ def test_ci_runs_what_a_person_runs() -> None:
 
 def test_the_makefile_has_the_documented_targets() -> None:
     wanted = {"help", "demo", "test", "test-long", "test-gpu", "gpu-check", "reliability", "bench", "lint", "dev"}
-    assert makefile_targets() == wanted | {"lock", "clean"}
+    assert makefile_targets() == wanted | {"lock", "clean", "simulation-tables"}

@@ -1,0 +1,153 @@
+"""Write the tables of simulated batches and prefix hits into docs/planning.md (make simulation-tables)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import kvpage
+from kvpage.errors import KvpageError
+from kvpage.simulation.baseline import pools_layout
+from kvpage.simulation.caching import Policy
+from kvpage.simulation.conversations import Conversations
+from kvpage.simulation.layout import SimulatedLayout, layout_of
+from kvpage.simulation.report import (
+    CONVERSATION_STEPS,
+    CONVERSATION_WARM_UP_STEPS,
+    CacheRow,
+    Extent,
+    Row,
+    replay_conversations,
+    replay_layouts,
+)
+from kvpage.simulation.streams import BUILT_IN, Stream
+from simulated.expected import EXPECTED
+from simulated.models import MODELS, request
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
+BEGIN, END = "<!-- simulation tables -->\n", "<!-- end of the simulation tables -->\n"
+GIB = 1 << 30
+MEMORY = {"short": 20 * GIB, "chat": 20 * GIB, "long": 40 * GIB}
+STRATEGIES = ("unify", "slab", "nested")
+RUNS = 3
+SEED = 1
+
+
+class Pressure(NamedTuple):
+    """Conversations on a pool, enough that not all of what they said stays there."""
+
+    model: str
+    memory_bytes: int
+    conversations: int
+
+
+PRESSURES = (
+    Pressure("gemma-3-27b", 40 * GIB, 80),
+    Pressure("gemma-4-26b int8", 20 * GIB, 250),
+    Pressure("qwen3-next-80b", 20 * GIB, 200),
+    Pressure("mimo 3:2", 20 * GIB, 160),
+    Pressure("qwen3.6-35b + draft", 20 * GIB, 220),
+)
+PREFIX_COLUMNS: tuple[tuple[str, Policy], ...] = (
+    ("unify", "older_of_block_and_slab"),
+    ("slab", "older_of_block_and_slab"),
+    ("nested", "own_oldest"),
+    ("nested", "older_of_block_and_slab"),
+)
+STEADY_COLUMNS = ("unify", "nested")
+STEADY_MODELS = ("gemma-3-27b", "mimo 3:2", "jamba-1.5-mini")
+
+
+def layouts(model: str, memory_bytes: int) -> Iterator[SimulatedLayout]:
+    """One for each strategy that can plan the model."""
+    for strategy in STRATEGIES:
+        try:
+            plan = kvpage.plan(request(model, memory_bytes) | {"strategy": strategy})
+        except KvpageError as error:
+            print(f"{model}: {strategy}: {error.message}", file=sys.stderr)
+            continue
+        yield layout_of(plan, memory_bytes=memory_bytes, name=strategy)
+
+
+def stream_rows(model: str, stream: Stream, extent: Extent) -> dict[str, Row]:
+    """The rows of a model by strategy, the baseline `pools` among them."""
+    planned = list(layouts(model, MEMORY[stream.name]))
+    baseline = pools_layout(planned[0], stream, SEED)
+    return {row.name: row for row in replay_layouts([*planned, baseline], stream, extent)}
+
+
+def batches_table(stream: Stream) -> Iterator[str]:
+    """Requests running, and beside them the batches measured before."""
+    extent = Extent(steps=stream.steps, runs=RUNS, seed=SEED)
+    yield f"**{stream.name}**, {MEMORY[stream.name] // GIB} GiB: {stream.about}; {stream.steps:,} steps.\n\n"
+    yield "| model | unify | slab | pools | nested | measured before: vLLM 0.33 / pools / nested |\n"
+    yield "|---|---|---|---|---|---|\n"
+    for model in MODELS:
+        rows = stream_rows(model, stream, extent)
+        before = EXPECTED[model][list(MEMORY).index(stream.name)]
+        cells = " | ".join(cell(rows.get(name)) for name in ("unify", "slab", "pools", "nested"))
+        yield f"| {model} | {cells} | {before.vllm} / {before.pools} / {before.nested} |\n"
+    yield "\n"
+
+
+def cell(row: Row | None) -> str:
+    """Requests running and, in brackets, live bytes over the memory."""
+    return "–" if row is None else f"{row.mean_running:.0f} ({row.live_share:.2f})".replace("(0.", "(.")
+
+
+def steady_table() -> Iterator[str]:
+    """The same stream measured from the start, and later."""
+    stream = BUILT_IN["short"]
+    first = Extent(steps=stream.steps, runs=RUNS, seed=SEED)
+    later = Extent(steps=4 * stream.steps, warm_up_steps=2 * stream.steps, runs=RUNS, seed=SEED)
+    heads = f"unify, first {first.steps} steps | nested | unify, after {later.warm_up_steps} | nested"
+    yield f"| model, short | {heads} |\n"
+    yield "|---|---|---|---|---|\n"
+    for model in STEADY_MODELS:
+        cells = [
+            cell(stream_rows(model, stream, extent).get(name)) for extent in (first, later) for name in STEADY_COLUMNS
+        ]
+        yield f"| {model} | {' | '.join(cells)} |\n"
+    yield "\n"
+
+
+def prefix_table() -> Iterator[str]:
+    """Share of prefix tokens found, by layout and eviction policy."""
+    extent = Extent(steps=CONVERSATION_STEPS, warm_up_steps=CONVERSATION_WARM_UP_STEPS, runs=RUNS, seed=SEED)
+    yield "| model, pool, conversations | unify | slab | nested, own oldest | nested, older of block and slab |\n"
+    yield "|---|---|---|---|---|\n"
+    for model, memory_bytes, people in PRESSURES:
+        rows = replay_conversations(layouts(model, memory_bytes), Conversations(people=people), extent)
+        found = {(row.name, row.policy): row for row in rows}
+        cells = [found_cell(found.get((name, policy))) for name, policy in PREFIX_COLUMNS]
+        yield f"| {model}, {memory_bytes // GIB} GiB, {people} | {' | '.join(cells)} |\n"
+
+
+def found_cell(row: CacheRow | None) -> str:
+    """Share found and, in brackets, what slabs kept by cached blocks alone take of the memory."""
+    return "–" if row is None else f"{row.found_share:.3f} ({row.pinned_share:.2f})".replace("0.", ".")
+
+
+def tables() -> Iterator[str]:
+    """All tables, line by line."""
+    for stream in BUILT_IN.values():
+        yield from batches_table(stream)
+    yield from steady_table()
+    yield from prefix_table()
+
+
+def main() -> None:
+    """Compute the tables, showing them as they come, and put them between the two marks of the document."""
+    lines = []
+    for line in tables():
+        print(line, end="", flush=True)
+        lines.append(line)
+    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    DOCUMENT.write_text(before + BEGIN + "\n" + "".join(lines) + "\n" + END + after)
+
+
+if __name__ == "__main__":
+    main()
