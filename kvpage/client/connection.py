@@ -45,7 +45,8 @@ def attach(
 ) -> Attachment:
     """Map pool `name` into this process. Needs only the worker; the pool stays held until the memory is unmapped.
 
-    `device`: ask this one only; else every worker in the run directory. `plan_id`, `epoch`: refuse any other.
+    `device`: ask this one only, by either of its names (`cuda:N` as its worker numbers it, or its UUID); else every
+    worker in the run directory. `plan_id`, `epoch`: refuse any other.
     `wrap`: how the mapped memory becomes a uint8 tensor. `timeout_s`: how long to go on trying while no worker answers
     or it refuses for now (`error.retryable`): a worker that dies has a successor soon. 0: once.
 
@@ -82,7 +83,8 @@ def connect(
 
 
 def _connect(device: str, runs: RunDirectory, client_name: str | None, timeout_s: float) -> Connection:
-    return Connection(served_socket(device, runs), client_name=client_name, timeout_s=timeout_s)
+    path = served_socket(device, runs, checked_seconds("timeout_s", timeout_s))
+    return Connection(path, client_name=client_name, timeout_s=timeout_s)
 
 
 class Connection:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from kvpage.client.arguments import checked_path
 from kvpage.errors import Conflict, DeviceUnavailable, PermissionDenied, PoolNotFound, WorkerLost, shorten
+from kvpage.memory.device_names import is_cuda_name, names_device
 from kvpage.run_directory import SYSTEM_RUN_DIRECTORY, RunDirectory
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
@@ -20,13 +22,29 @@ def find_run_directory(explicit: str | os.PathLike[str] | None) -> RunDirectory:
     return runs
 
 
-def served_socket(device: str, runs: RunDirectory) -> Path:
-    """The socket of the worker of `device`. Raises `DeviceUnavailable`, `PermissionDenied` when it cannot be seen."""
+def served_socket(device: str, runs: RunDirectory, timeout_s: float) -> Path:
+    """The socket of the worker of `device`, which may have been started by the other name of it; then the workers are
+    asked, each for up to `timeout_s`. Raises `DeviceUnavailable`, `PermissionDenied` when it cannot be seen.
+    """
     path = runs.worker_socket(device)
     _check_open(runs)
     if not path.exists():
+        path = _socket_by_other_name(device, runs, timeout_s) or path
+    if not path.exists():
         raise _no_worker(f"no worker for device {shorten(device)}", runs)
     return path
+
+
+def _socket_by_other_name(device: str, runs: RunDirectory, timeout_s: float) -> Path | None:
+    if not is_cuda_name(device):
+        return None
+    for served, path in runs.worker_sockets():
+        if is_cuda_name(served):
+            with contextlib.suppress(WorkerLost), WorkerClient(path, timeout_s=timeout_s) as worker:
+                known = worker.ask(messages.DescribeDevice(), messages.DeviceState)
+                if names_device(device, uuid=known.device_uuid, number=known.device_number):
+                    return path
+    return None
 
 
 def device_with(name: str, runs: RunDirectory, timeout_s: float) -> str:

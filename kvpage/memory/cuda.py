@@ -20,10 +20,11 @@ from kvpage.errors import KvpageError, NotSupported, ProtocolError, error_from_c
 from kvpage.memory.base import DescriptorChunk, MemoryKind, Progress, checked_size, no_progress
 from kvpage.memory.cuda_child import IPC_UNIT_BYTES, DeviceFacts
 from kvpage.memory.cuda_descriptor import check_exported_memory, check_lifeline, holder_ended, holder_has_ended
-from kvpage.memory.cuda_device import CudaDevice, check_device_name, find_device
+from kvpage.memory.cuda_device import CudaDevice, find_device
 from kvpage.memory.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 from kvpage.memory.cuda_maker import run_task
 from kvpage.memory.cuda_mapping import CudaMapping, copy_of, map_fd, map_handle
+from kvpage.memory.device_names import check_device_name
 
 
 def probe(device: str) -> DeviceFacts:

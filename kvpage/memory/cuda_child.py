@@ -1,7 +1,7 @@
 """The program that makes device memory: `python -m kvpage.memory.cuda_child FD TASK DEVICE [SIZE_BYTES]`.
 
-A worker holds memory of a device without a context on it, which would cost hundreds of MiB of that memory, and without
-ever waiting for the driver. It starts this program, which allocates and clears the memory, sends what names it over the
+A worker holds memory of a device without a context on it, which would take some of that memory, and without ever
+waiting for the driver. It starts this program, which allocates and clears the memory, sends what names it over the
 socket FD, and ends. Whatever goes wrong here, at whichever call, the end of the process undoes it.
 
 Tasks:
@@ -38,6 +38,8 @@ class DeviceFacts:
     """What probing a device has found."""
 
     uuid: str
+    number: int
+    """N of `cuda:N` in a process with this environment."""
     name: str
     driver_version: int
     """1000 times the major plus 10 times the minor number of the CUDA version."""
@@ -85,8 +87,8 @@ def main(arguments: list[str]) -> int:
 def _make_vmm(peer: _Peer, driver: CudaDriver, device: CudaDevice, size_bytes: int) -> None:
     if not driver.shares_vmm(device.ordinal):
         raise _no_vmm(device)
-    size_bytes = _rounded(size_bytes, driver.granularity_bytes(device.ordinal))
-    _check_free(driver, device, size_bytes)
+    asked_bytes, size_bytes = size_bytes, _rounded(size_bytes, driver.granularity_bytes(device.ordinal))
+    _check_free(driver, device, asked_bytes, size_bytes)
     handle = driver.create(device.ordinal, size_bytes, device.uuid)
     fd = driver.export_fd(handle, device.uuid)
     os.set_inheritable(fd, False)
@@ -106,8 +108,8 @@ def _mapped(driver: CudaDriver, device: CudaDevice, handle: int, size_bytes: int
 
 
 def _hold_ipc(peer: _Peer, driver: CudaDriver, device: CudaDevice, size_bytes: int) -> None:
-    size_bytes = _rounded(size_bytes, IPC_UNIT_BYTES)
-    _check_free(driver, device, size_bytes)
+    asked_bytes, size_bytes = size_bytes, _rounded(size_bytes, IPC_UNIT_BYTES)
+    _check_free(driver, device, asked_bytes, size_bytes)
     address = driver.allocate(size_bytes, device.uuid)
     _clear(driver, address, size_bytes, peer)
     handle = driver.ipc_handle(address, device.uuid)
@@ -123,13 +125,18 @@ def _rounded(size_bytes: int, unit_bytes: int) -> int:
     return -(-size_bytes // unit_bytes) * unit_bytes
 
 
-def _check_free(driver: CudaDriver, device: CudaDevice, size_bytes: int) -> None:
+def _check_free(driver: CudaDriver, device: CudaDevice, asked_bytes: int, size_bytes: int) -> None:
     free_bytes, total_bytes = driver.memory_info()
     if size_bytes > free_bytes:
         raise NotEnoughMemory(
-            f"{size_bytes} bytes of device memory are needed, {free_bytes} of {total_bytes} are free on {device.uuid};"
-            " make the pool smaller, or end what else uses the device",
-            details={"needed_bytes": size_bytes, "available_bytes": free_bytes, "device_uuid": device.uuid},
+            f"{asked_bytes} bytes of device memory take {size_bytes} in whole units, {free_bytes} of {total_bytes} are"
+            f" free on {device.uuid}; make the pool smaller, or end what else uses the device",
+            details={
+                "buffer_size_bytes": asked_bytes,
+                "needed_bytes": size_bytes,
+                "available_bytes": free_bytes,
+                "device_uuid": device.uuid,
+            },
         )
 
 
@@ -154,6 +161,7 @@ def _probe(peer: _Peer, driver: CudaDriver, device: CudaDevice, _: int) -> None:
     free_bytes, total_bytes = driver.memory_info()
     facts = DeviceFacts(
         uuid=device.uuid,
+        number=device.ordinal,
         name=device.name,
         driver_version=driver.version(),
         total_bytes=total_bytes,

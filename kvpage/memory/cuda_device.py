@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from kvpage.errors import NotFound, SpecInvalid, shorten
+from kvpage.errors import NotFound, shorten
 from kvpage.memory.cuda_driver import CudaDriver
 from kvpage.memory.cuda_errors import quietly
+from kvpage.memory.device_names import check_device_name, names_device
 from kvpage.owned import uninterrupted
-
-_NUMBERED = re.compile(r"cuda:([0-9]{1,4})")
-_UUID = re.compile(r"(?:GPU-|MIG-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
-
-
-def is_device_uuid(text: str) -> bool:
-    return _UUID.fullmatch(text) is not None
-
-
-def same_device(one: str, other: str) -> bool:
-    """Whether two UUIDs name one device, with or without `GPU-` or `MIG-`, in capitals or not."""
-    parts = _UUID.fullmatch(one), _UUID.fullmatch(other)
-    return parts[0] is not None and parts[1] is not None and parts[0][1].lower() == parts[1][1].lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +39,15 @@ def _device(driver: CudaDriver, ordinal: int) -> CudaDevice:
     return CudaDevice(ordinal, f"{prefix}-{UUID(bytes=driver.uuid_bytes(ordinal))}", name)
 
 
-def check_device_name(wanted: str) -> None:
-    """Raises `SpecInvalid` for what no device of this kind is called."""
-    if _NUMBERED.fullmatch(wanted) is None and not is_device_uuid(wanted):
-        raise SpecInvalid(
-            f"device {shorten(repr(wanted))} is no name of a device; use host, cuda:<number>, or a GPU or MIG UUID"
-        )
-
-
 def find_device(driver: CudaDriver, wanted: str) -> CudaDevice:
     """The device called `cuda:N`, N counted as in this process, or by UUID with or without its prefix.
 
     Raises `SpecInvalid` for any other name, `NotFound` naming what is visible when it is not among it.
     """
     check_device_name(wanted)
-    numbered = _NUMBERED.fullmatch(wanted)
     devices = visible_devices(driver)
     for device in devices:
-        if numbered is not None and device.ordinal == int(numbered[1]):
-            return device
-        if same_device(device.uuid, wanted):
+        if names_device(wanted, uuid=device.uuid, number=device.ordinal):
             return device
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = ", ".join(f"cuda:{device.ordinal} = {device.uuid}" for device in devices) or "none"

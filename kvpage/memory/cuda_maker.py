@@ -55,7 +55,7 @@ def run_task(
         with theirs:
             child = _spawn(task, device, size_bytes, theirs, given)
         undo.callback(_end, child)
-        messages = undo.enter_context(contextlib.closing(_Messages(ours)))
+        messages = undo.enter_context(contextlib.closing(Messages(ours)))
         made = _result(messages, child, on_progress)
         if made.message.get("handle"):
             undo.pop_all()  # the child lives as long as the memory; all messages have been read
@@ -89,7 +89,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait(timeout=5)
 
 
-class _Messages:
+class Messages:
     """Lines of JSON from the child, the last one with a descriptor. The child is our own program, and trusted."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -130,7 +130,7 @@ class _Messages:
             os.close(self._fds.pop())
 
 
-def _result(messages: _Messages, child: subprocess.Popen[bytes], on_progress: Progress) -> Made:
+def _result(messages: Messages, child: subprocess.Popen[bytes], on_progress: Progress) -> Made:
     progress, silent_s = 0, 0.0
     while True:
         try:

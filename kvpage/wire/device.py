@@ -26,6 +26,8 @@ class DeviceState(Body, frozen=True, kw_only=True):
     """Those that were tried and do not, and why."""
     device_uuid: str = ""
     """Of a GPU or MIG instance; empty for the host."""
+    device_number: int | None = None
+    """N of `cuda:N` as the worker's process numbers the device; None for the host."""
     device_name: str = ""
     free_bytes: Id = 0
     """On the device, whoever uses the rest."""

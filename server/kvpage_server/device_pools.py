@@ -11,6 +11,7 @@ import msgspec
 
 from kvpage.client.resources import Device
 from kvpage.errors import Conflict, Draining, KvpageError, PoolNotFound, ProtocolError, WorkerLost
+from kvpage.memory.device_names import names_device
 from kvpage.wire import messages, succession
 from kvpage.wire.channel import close_fds
 from kvpage.wire.messages import PoolState
@@ -53,6 +54,8 @@ class DevicePools:
         self.held = HeldPools()
         self.not_adopted: dict[str, KvpageError] = {}
         """Held pools that the worker would not take, with its reason. They can only be looked at and deleted."""
+        self._known: messages.DeviceState | None = None
+        """What the last worker said of the device."""
         self._holding = asyncio.Lock()  # held pools change one at a time, so that no old list undoes a new hold
         self._settling: dict[str, asyncio.Task[PoolState]] = {}
 
@@ -66,6 +69,18 @@ class DevicePools:
         await asyncio.gather(*self._settling.values(), return_exceptions=True)
         await self.link.stop()
         self.held.close()
+
+    def is_called(self, name: str) -> bool:
+        """Whether `name` means this device: by its other name too, once its worker has told it."""
+        known = self._known
+        return name == self.device or (
+            known is not None and names_device(name, uuid=known.device_uuid, number=known.device_number)
+        )
+
+    @property
+    def may_be_called_otherwise(self) -> bool:
+        """Whether the other name of the device is still to be heard from its worker."""
+        return self._known is None and self.device != "host"
 
     # --- what requests ask -------------------------------------------------------------------------------------------
 
@@ -162,6 +177,7 @@ class DevicePools:
     async def connected(self, *, is_new_worker: bool) -> None:
         """Hand a new worker every held pool it does not have, then hold what it has."""
         async with self._holding:
+            self._known = await self.link.ask_early(messages.DescribeDevice(), messages.DeviceState)
             pools = await self._listed()
             if is_new_worker:
                 await self._hand_over(known={pool.pool_id for pool in pools})

@@ -18,6 +18,7 @@ from kvpage.errors import (
     SpecInvalid,
     shorten,
 )
+from kvpage.memory.device_names import is_cuda_name
 from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server.device_link import WorkerThreads
@@ -162,13 +163,18 @@ class Supervisor:
         raise missing or _no_pool(pool_id)
 
     def _served(self, device: str) -> DevicePools:
-        if device not in self._devices:
-            served = ", ".join(self._devices)
-            text = (
-                f"device {shorten(repr(device))} is not served here; this server has {served}: start it with --device"
-            )
-            raise SpecInvalid(text, errors=[FieldError("/device", text)])
-        return self._devices[device]
+        """By either of its names: `cuda:N` as its worker numbers it, or its UUID."""
+        called = self._devices.get(device) or next(
+            (one for one in self._devices.values() if one.is_called(device)), None
+        )
+        if called is not None:
+            return called
+        unknown = [one.device for one in self._devices.values() if one.may_be_called_otherwise]
+        if unknown and is_cuda_name(device):
+            raise DeviceUnavailable(f"{', '.join(unknown)} may be {shorten(device)}: no worker has told yet; try again")
+        served = ", ".join(self._devices)
+        text = f"device {shorten(repr(device))} is not served here; this server has {served}: start it with --device"
+        raise SpecInvalid(text, errors=[FieldError("/device", text)])
 
 
 def _no_pool(pool_id: str) -> PoolNotFound:

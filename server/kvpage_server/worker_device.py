@@ -23,6 +23,8 @@ class DeviceMemory:
     """The most that could be committed now, as far as that can be told at once."""
     uuid: str = ""
     """Of a GPU or MIG instance; empty for the host."""
+    number: int | None = None
+    """N of `cuda:N` as this process numbers the device; None for the host."""
     name: str = ""
     unsupported: Mapping[str, str] = field(default_factory=dict)
     """Kinds that were tried and failed, and why."""
@@ -108,6 +110,7 @@ def cuda_memory(device: str) -> DeviceMemory:
         # What is free now is found by the process that makes a pool: asking takes a context on the device.
         available_bytes=lambda: facts.total_bytes,
         uuid=facts.uuid,
+        number=facts.number,
         name=facts.name,
         unsupported=facts.unsupported,
         reap=reap_holders,

@@ -184,6 +184,7 @@ class Requests:
             handle_kinds=list(self._device.kinds),
             unsupported=dict(self._device.unsupported),
             device_uuid=self._device.uuid,
+            device_number=self._device.number,
             device_name=self._device.name,
             free_bytes=free_bytes,
             free_age_s=round(free_age_s, 3),

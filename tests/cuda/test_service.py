@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -16,7 +17,16 @@ import kvpage
 from kvpage.cli.demo_models import target_and_draft
 from kvpage.cli.demo_pattern import check_pool, write_pool
 from kvpage.client.attachment import Attachment
-from kvpage.errors import Conflict, KvpageError, NotEnoughMemory, NotSupported, ProtocolError, StaleHandle
+from kvpage.errors import (
+    Conflict,
+    DeviceUnavailable,
+    KvpageError,
+    NotEnoughMemory,
+    NotSupported,
+    ProtocolError,
+    SpecInvalid,
+    StaleHandle,
+)
 from kvpage.memory.cuda import CudaVmmMemory
 from kvpage.memory.host import HostMemory
 from kvpage.wire import messages
@@ -46,7 +56,7 @@ def request(size_bytes: int = 4 * MIB) -> dict[str, Any]:
 
 
 def attach(run_dir: Path, name: str = "mimo", **options: Any) -> Attachment:
-    return kvpage.attach(name, run_dir=str(run_dir), wrap=wrap_double, timeout_s=60, **options)
+    return kvpage.attach(name, run_dir=str(run_dir), wrap=wrap_double, **{"timeout_s": 60, **options})
 
 
 def create(worker: WorkerProcess, name: str, handle_kind: str, size_bytes: int = MIB) -> messages.PoolState:
@@ -250,6 +260,29 @@ def test_a_device_that_is_not_there_is_refused_at_once(
     assert refused.returncode == 1
     assert message in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("is_served_by_uuid", [False, True], ids=["as cuda:1", "by its UUID"])
+def test_a_device_is_found_by_either_of_its_names(is_served_by_uuid: bool, devices: FakeDevices, run_dir: Path) -> None:
+    uuid = devices.uuids[1]
+    served, other = (uuid, "cuda:1") if is_served_by_uuid else ("cuda:1", uuid)
+    names = [served, other, *([] if is_served_by_uuid else [uuid.lower()])]
+    with ApiService(run_dir, "--device", "cuda:0", "--device", served) as service, service.client() as client:
+        for name in names:
+            pool = client.create_pool(request(), device=name, name=name)
+            assert pool.device == served
+            listed = httpx.Client(transport=httpx.HTTPTransport(uds=str(service.run_directory.api_socket)))
+            with listed:
+                found = listed.get("http://kvpage/v1/pools", params={"device": name}).json()
+            assert pool.id in [one["id"] for one in found["pools"]]
+            attach(run_dir, name, device=name).close()
+            with kvpage.connect(name, run_dir=str(run_dir)) as connection:
+                assert connection.device == served
+        for unknown in ("cuda:7", fake_uuid(9)):
+            with pytest.raises(SpecInvalid, match="not served here"):
+                client.create_pool(request(), device=unknown, name="nowhere")
+            with pytest.raises(DeviceUnavailable, match="no worker for device"):
+                attach(run_dir, "nowhere", device=unknown, timeout_s=0)
 
 
 def test_a_device_named_twice_is_refused(devices: FakeDevices, run_dir: Path) -> None:

@@ -30,8 +30,9 @@ from kvpage.errors import (
 from kvpage.memory import cuda_child, cuda_descriptor, cuda_maker
 from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.cuda import CudaIpcMemory, CudaVmmMemory, probe
-from kvpage.memory.cuda_device import CONTEXTS, CudaDevice, find_device, same_device
+from kvpage.memory.cuda_device import CONTEXTS, CudaDevice, find_device
 from kvpage.memory.cuda_driver import CudaDriver
+from kvpage.memory.device_names import same_device
 from support.eventually import until
 from support.fakecuda import FakeDevice, FakeDevices, fake_uuid, live, set_faults
 from support.fakecuda_here import GRANULARITY_BYTES, devices_here, wrap_double
@@ -115,7 +116,7 @@ def test_a_thousand_cycles_leave_nothing_behind(
 def test_probing_tells_what_the_device_is(devices: FakeDevices) -> None:
     facts = probe(devices.uuids[1])
     assert facts == probe("cuda:1")
-    assert facts.uuid == devices.uuids[1]
+    assert (facts.uuid, facts.number) == (devices.uuids[1], 1)
     assert "driver double" in facts.name
     assert (facts.total_bytes, facts.granularity_bytes) == (64 << 20, GRANULARITY_BYTES)
     assert 0 < facts.free_bytes <= facts.total_bytes
@@ -221,6 +222,19 @@ def test_creation_is_abandoned_while_the_driver_does_not_answer(
     monkeypatch.setenv("KVPAGE_FAKECUDA_FAULTS", "cuMemCreate:1:delay=600000")
     with pytest.raises(Enough):
         vmm.create(SIZE_BYTES, stop)
+
+
+def test_memory_whose_descriptor_found_no_room_is_told_and_given_back(
+    devices: FakeDevices, vmm: CudaVmmMemory, ipc: CudaIpcMemory
+) -> None:
+    """The kernel drops what it has no number for, and the message comes without it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open("/dev/null") as file:
+        socket.send_fds(theirs, [b'{"made": true}\n'], [file.fileno()])
+        messages = cuda_maker.Messages(ours)
+        with no_room_for_descriptors(), pytest.raises(InternalError, match="no room in this process"):
+            messages.next(60)
+        messages.close()
 
 
 # --- mapping ---------------------------------------------------------------------------------------------------------
