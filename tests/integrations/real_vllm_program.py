@@ -18,6 +18,11 @@ import torch
 
 from kvpage.errors import SpecInvalid
 from kvpage.integrations.vllm import layers_from_specs
+from kvpage.models import read_model
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from integrations.spec_of import spec_of
+from models.public_configs import CONFIGS
 
 PACKAGES = ("vllm", "vllm.utils", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backends")
 
@@ -105,6 +110,20 @@ def specs(real: Any) -> dict[str, Any]:
     }
 
 
+def of_public_models(real: Any) -> dict[str, Any]:
+    """Specs of every distinct layer of the public configs; of vLLM 0.24, whose spec knows a latent row by its name."""
+    if "state_content_bytes" in {field.name for field in dataclasses.fields(real.AttentionSpec)}:
+        return {}
+    found: dict[str, Any] = {}
+    for model, config in CONFIGS.items():
+        for kv_dtype in ("auto", "fp8"):
+            for layer in read_model(config, kv_dtype=kv_dtype).layers:
+                spec = spec_of(dict(layer), real, lambda name: getattr(torch, name))
+                if spec not in found.values():
+                    found[f"{model}.{kv_dtype}.{layer['name']}"] = spec
+    return found
+
+
 def quantised(real: Any, plain: dict[str, Any]) -> dict[str, Any]:
     """Formats with scales in the rows, as the backends of each version make them."""
     modes = real.KVQuantMode
@@ -123,7 +142,7 @@ def quantised(real: Any, plain: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     real = load(Path(sys.argv[1]))
     layers, refused, pages = [], {}, {}
-    for name, spec in specs(real).items():
+    for name, spec in (specs(real) | of_public_models(real)).items():
         try:
             layers += layers_from_specs({name: spec})
         except SpecInvalid as error:
