@@ -198,7 +198,7 @@ def test_a_model_that_fits_on_no_rank_is_planned_on_all_of_them() -> None:
     layers = [build.full("full.{i}", count=64), build.sliding("window.{i}", size=64, count=64)]
     stages = [{"layers": [f"{name}.{i}" for i in range(4 * stage, 4 * stage + 4) for name in ("full", "window")]}
               for stage in range(16)]  # fmt: skip
-    request = build.request(*layers, memory_bytes=6 * 4 * 65_536, max_model_len=64)
+    request = build.request(*layers, memory_bytes=6 * 4 * 65_536, max_model_len=64, max_groups=2)
     for strategy in ("unify", "scale_then_pad", "slab", "nested", "auto"):
         plans = ranked(request | {"strategy": strategy}, *stages)
         assert plans.num_blocks >= 2
