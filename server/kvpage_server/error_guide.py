@@ -109,8 +109,10 @@ GUIDES: dict[str, Guide] = {
     "stale-handle": Guide(
         title="The handle belongs to something that is gone",
         meaning="The memory the handle named does not exist any more, even if a pool of the same name does.",
-        when="The pool was made again with another plan, or its memory was lost and the epoch changed.",
-        action="Close what you hold, look the pool up again and attach anew. What was in the old memory is lost.",
+        when="The pool was made again with another plan; its memory was lost and the epoch changed; the process that "
+        "held memory of kind `cuda_ipc` has ended, and the pool has failed.",
+        action="Close what you hold, create the pool again if it has failed, and attach anew. What was in the old "
+        "memory is lost.",
     ),
     "too-large": Guide(
         title="The request is too large",
