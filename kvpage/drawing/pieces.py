@@ -77,10 +77,15 @@ def cells_of(plan: Plan) -> tuple[Cell, ...]:
 
 
 def rows_of(plan: Plan, cells: Sequence[Cell], max_rows: int) -> tuple[Row, ...]:
-    """A row for each look that groups have, at most `max_rows`, in the order of the first group of each."""
+    """A row for each look that groups have, at most `max_rows`, in the order of the first group of each.
+
+    Groups without a layer (of another pipeline stage) have nothing to show.
+    """
     alike: dict[object, list[int]] = {}
     for index, group in enumerate(plan.groups):
         tensors = tuple(layer.tensors for layer in owners(plan, index))
+        if not tensors:
+            continue
         look = (group.kind, group.sliding_window, group.attention_chunk_size, group.block_size, group.blocks_per_slab)
         alike.setdefault((look, tensors), []).append(index)
     return tuple(_row(plan, cells, tuple(groups)) for groups in list(alike.values())[:max_rows])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvpage.drawing.canvas import Canvas
-from kvpage.drawing.pieces import Cell, Piece, Row, cells_of, rows_of
+from kvpage.drawing.pieces import Cell, Piece, Row, cells_of, owners, rows_of
 from kvpage.drawing.style import HUES
 from kvpage.drawing.text import first_that_fits
 from kvpage.errors import printable
@@ -40,7 +40,8 @@ class Sketch:
 
     @property
     def num_hidden_groups(self) -> int:
-        return len(self.plan.groups) - sum(len(row.groups) for row in self.rows)
+        shown = sum(len(row.groups) for row in self.rows)
+        return sum(1 for index in range(len(self.plan.groups)) if owners(self.plan, index)) - shown
 
     @property
     def has_slabs(self) -> bool:

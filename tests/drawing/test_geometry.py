@@ -79,6 +79,20 @@ def random_plan(rng: random.Random) -> Plan:
     )  # fmt: skip
 
 
+def test_a_rank_that_has_no_layer_of_some_group_is_drawn() -> None:
+    layers = (
+        build.full("full.{i}", count=2, backend="flash_attn"),
+        build.sliding("s.{i}", count=2, backend="flash_attn"),
+    )
+    ranks = [{"layers": ["full.0", "full.1"]}, {"layers": ["s.0", "s.1"]}]
+    ranked = kvpage.plan_ranks(build.request(*layers, ranks=ranks))
+    assert any(not group.layers for plan in ranked.ranks for group in plan.groups)
+    for plan in ranked.ranks:
+        picture = reading.read(layout_svg(plan))
+        assert reading.overlaps(picture) == []
+        assert len(picture.of("slab")) == sum(1 for group in plan.groups if group.layers)
+
+
 def test_random_requests_are_drawn_truly() -> None:
     drawn = 0
     for seed in range(120):
