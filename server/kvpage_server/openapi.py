@@ -151,7 +151,7 @@ POST_POOL_ANSWERS: Answers = {
     200: _answer("Pool", "A pool of this name and plan was there already", **_POOL),
     201: _answer("Pool", "The pool is ready", **_POOL),
     202: _answer("Pool", "The memory is being committed; Location has the pool", **_POOL),
-    **problems(400, 409, 413, 415, 422, 429, *_WORKER),
+    **problems(400, 409, 410, 413, 415, 422, 429, *_WORKER),
 }
 DELETE_POOL_ANSWERS: Answers = {
     200: _answer("ForgottenPool", "The pool is gone, its memory is in use until its holders have let go"),
