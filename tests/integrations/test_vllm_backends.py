@@ -116,6 +116,7 @@ def test_layers_may_have_backends_of_their_own() -> None:
 def test_kernel_blocks_of_compressed_rows_are_counted_in_rows() -> None:
     """vLLM 0.24, DeepseekV4IndexerBackend: 256 tokens, of which four share a row."""
     spec = old.MLAAttentionSpec(256, head_size=132, dtype=old.BYTES, compress_ratio=4)
+    assert "no kernel block of [30] tokens is of whole rows" in refused(spec, kernel_block_sizes=[30]).message
     sizes = ([256, 30], [old.MultipleOf(256)], [old.MultipleOf(1)], [{"multiple_of": 64}])
     found = [one(spec, kernel_block_sizes=given)["kernel_block_sizes"] for given in sizes]
     assert found == [[64], [{"multiple_of": 64}], [{"multiple_of": 1}], [{"multiple_of": 16}]]
@@ -136,7 +137,13 @@ def test_classes_of_vllm_0_33_take_named_layouts() -> None:
         def supported_kv_cache_layouts() -> tuple[new.KVCacheLayout, ...] | None:
             return (new.KVCacheLayout.LBHNC, new.KVCacheLayout.BLHNC)
 
+    class BySpec(AnyLayout):
+        @staticmethod
+        def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+            return [64] if kv_cache_spec is None else [kv_cache_spec.block_size]
+
     spec = new.FullAttentionSpec(16)
+    assert one(spec, backends=BySpec)["kernel_block_sizes"] == [16]
     assert one(spec, backends=AnyLayout)["backend"] == "LBNHC"
     assert one(spec, backends=AnyLayout)["kernel_block_sizes"] == MULTIPLE_OF_16
     assert one(spec, backends=HeadsFirst)["backend"] == "LBHNC"

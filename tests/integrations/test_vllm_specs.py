@@ -120,7 +120,18 @@ KINDS: list[tuple[Any, Fields]] = [
         plain(MLA, head_size=136, dtype="uint8", backend="LBNHC"),
     ),
     (new.MLAAttentionSpec(64, block_stride_alignment=1152), rows(MLA, backend="LBNHC")),
-    (new.MLAAttentionSpec(64, block_stride_alignment=new.MultipleOf(64)), rows(MLA, backend="LBNHC")),
+    (
+        new.MLAAttentionSpec(64, block_stride_alignment=new.MultipleOf(64)),
+        rows(MLA, backend="LBNHC", kernel_block_sizes=[64]),
+    ),
+    (
+        new.MLAAttentionSpec(16, block_stride_alignment=new.MultipleOf(64)),
+        rows(MLA, block_size=16, backend="LBNHC", kernel_block_sizes=[16, 32, 64]),
+    ),
+    (
+        new.MLAAttentionSpec(256, tokens_per_state=4, block_stride_alignment=new.MultipleOf(256)),
+        rows(MLA, block_size=256, compress_ratio=4, backend="LBNHC", kernel_block_sizes=[64]),
+    ),
     (
         new.MLAAttentionSpec(64, block_stride_alignment=new.MultipleOf(32)),
         rows(MLA, backend="LBNHC", kernel_block_sizes=[32]),

@@ -20,6 +20,7 @@ from kvpage.integrations.vllm.objects import LATENT_KINDS, NO_ANSWER, Spec, faul
 
 Fields = dict[str, Any]
 
+MAX_KERNEL_BLOCK = 4096  # tokens; the largest of a backend is 256
 DEFAULT_LAYOUT = "LBNHC"  # vLLM 0.33.0, where no backend asks for another
 # Far above every real size, multiples of what kernels ask for, and with a prime factor of their own each.
 _BLOCKS, _TOKENS, _HEADS, _WIDTH = 1_000_003, 1024 * 1009, 1013, 512 * 1019
@@ -51,9 +52,10 @@ class Backends:
         backend = _of(self.backends, spec)
         sizes = _of(self.kernel_block_sizes, spec)
         if sizes is None and not isinstance(backend, str | None):
-            sizes = _called(spec, backend, "get_supported_kernel_block_sizes")
-        taken = None if sizes is None else _in_rows(_kernel_blocks(spec, sizes), layer.get("compress_ratio") or 1)
-        return {"backend": self._layout(spec, backend, layer), "kernel_block_sizes": _aligned(spec, layer, taken)}
+            sizes = _called(spec, backend, "get_supported_kernel_block_sizes", **_spec_taken(spec, backend))
+        taken = _kernel_blocks(spec, [] if sizes is None else sizes) or _aligned(spec, layer)
+        _check_alignment(spec, layer)
+        return {"backend": self._layout(spec, backend, layer), "kernel_block_sizes": _in_rows(spec, layer, taken)}
 
     def _layout(self, spec: Spec, backend: Any, layer: Fields) -> Any:
         if isinstance(backend, str):
@@ -93,18 +95,26 @@ def _registered(spec: Spec, name: str) -> str:
     return name.lower()
 
 
-def _called(spec: Spec, backend: Any, method: str, *arguments: Any, **named: Any) -> Any:
+def _called(spec: Spec, backend: Any, method: str, **named: Any) -> Any:
     """What the class answers. None where it has no such method, or leaves it to others."""
     call: Callable[..., Any] | None = getattr(backend, method, None)
     if call is None:
         return None
     try:
-        return call(*arguments, **named)
+        return call(**named)
     except NotImplementedError:
         return None
     except NO_ANSWER as error:
         detail = f"{_title(backend)}.{method} raised {type(error).__name__}: {shorten(str(error))}"
         raise spec.fault(detail, "backend") from error
+
+
+def _spec_taken(spec: Spec, backend: Any) -> Fields:
+    """Since 0.33 the kernel blocks of a class may depend on the spec."""
+    method = getattr(backend, "get_supported_kernel_block_sizes", None)
+    code = getattr(method, "__code__", None)
+    is_asked_for = code is not None and "kv_cache_spec" in code.co_varnames[: code.co_argcount]
+    return {"kv_cache_spec": spec.value} if is_asked_for else {}
 
 
 def _rows(spec: Spec, layer: Fields) -> Any:
@@ -229,27 +239,34 @@ def _kernel_blocks(spec: Spec, sizes: Any) -> list[Any]:
     return taken
 
 
-def _in_rows(taken: list[Any], ratio: int) -> list[Any]:
-    """vLLM counts tokens, a request rows, of which each stands for `ratio` tokens. What is no whole row is left out."""
+def _in_rows(spec: Spec, layer: Fields, taken: list[Any]) -> list[Any] | None:
+    """vLLM counts tokens, a request rows, of which each stands for `compress_ratio` tokens. None: nothing is known."""
+    ratio = layer.get("compress_ratio") or 1
     rows: list[Any] = [size // ratio for size in taken if isinstance(size, int) and size % ratio == 0]
-    return rows + [{"multiple_of": lcm(s["multiple_of"], ratio) // ratio} for s in taken if isinstance(s, dict)]
+    rows += [{"multiple_of": lcm(size["multiple_of"], ratio) // ratio} for size in taken if isinstance(size, dict)]
+    if taken and not rows:
+        detail = f"no kernel block of {taken} tokens is of whole rows, which stand for {ratio} tokens each"
+        raise spec.fault(detail, "kernel_block_sizes")
+    return rows or None
 
 
-def _aligned(spec: Spec, layer: Fields, taken: list[Any] | None) -> list[Any] | None:
-    """Kernel blocks, with `block_stride_alignment` (vLLM 0.33): whole kernel blocks, or whole rows between blocks.
+def _aligned(spec: Spec, layer: Fields) -> list[Any]:
+    """Kernel blocks by `block_stride_alignment` (0.33): `MultipleOf(n)` asks for whole ones of up to n tokens."""
+    largest = getattr(spec.get("block_stride_alignment"), "base", None)
+    if largest is None:
+        return []
+    if isinstance(largest, bool) or not isinstance(largest, int) or not 1 <= largest <= MAX_KERNEL_BLOCK:
+        raise spec.fault(f"block_stride_alignment is a multiple of {largest!r} tokens", "block_stride_alignment")
+    smallest = gcd(largest, layer["block_size"])
+    return [size for size in range(smallest, largest + 1, smallest) if largest % size == 0]
 
-    Raises `NotSupported` for bytes that are no row of the layer: nothing in a request asks for those.
-    """
+
+def _check_alignment(spec: Spec, layer: Fields) -> None:
+    """Raises `NotSupported` where blocks must be bytes apart that are no row of the layer: no request asks for that."""
     alignment = spec.get("block_stride_alignment")
-    if alignment is None:
-        return taken or None
-    if hasattr(alignment, "base"):
-        if isinstance(alignment.base, bool) or not isinstance(alignment.base, int):
-            raise spec.fault(f"block_stride_alignment is a multiple of {alignment.base!r}", "block_stride_alignment")
-        whole = gcd(alignment.base, layer["block_size"])
-        return taken or (None if whole == layer["block_size"] else [whole])
+    if alignment in (None, 1) or hasattr(alignment, "base"):
+        return
     row = spec.get("state_content_size_bytes")
-    if alignment != 1 and (layer["kind"] not in LATENT_KINDS or alignment != row):
+    if layer["kind"] not in LATENT_KINDS or alignment != row:
         detail = f"block_stride_alignment of {alignment} bytes is not planned, only whole rows of latent layers ({row})"
         raise spec.unsupported(detail, "block_stride_alignment")
-    return taken or None
