@@ -32,7 +32,8 @@ def fuzz(run_dir: Path, seed: int, num_messages: int) -> Fuzzer:
         precious = create_pool(good, "precious")
         _, mapping = attach_pool(good, "precious")
         contents(mapping)[:4] = b"mine"
-        before, reserved_bytes = worker.num_fds(), describe(good).reserved_bytes
+        reserved_bytes = describe(good).reserved_bytes
+        before = worker.num_fds()  # after another answer: what an attach sends is closed when it has been sent
         fuzzer = Fuzzer(worker.socket_path, seed)
         while fuzzer.num_sent < num_messages:
             fuzzer.send(min(ROUND, num_messages - fuzzer.num_sent))
