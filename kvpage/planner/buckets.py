@@ -186,7 +186,7 @@ def _bucket(layers: Sequence[Layer], max_block_size: int | None, default_max: in
 def _sizes_in_common(kin: Sequence[Kin], most: int) -> tuple[int, ...]:
     first, *others = (_sizes(one, most) for one in kin)
     common = sorted(set(first).intersection(*others))
-    step = ceil_div(len(common) * len(kin), _MOST_PAGES)
+    step = max(1, ceil_div(len(common) * len(kin), _MOST_PAGES))
     return tuple(common[::step])
 
 
