@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping
 
 from kvpage.models.config import MAX_TOKENS, Config, shown
 
-_LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_LENGTH_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
 _OVERRIDING_FIELD = "model_max_length"
 _UNSCALED = ("su", "longrope", "llama3")  # their factor is already in max_position_embeddings
 

@@ -81,6 +81,8 @@ LENGTHS: list[tuple[dict[str, Any], int | None]] = [
     ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, 262_144),
     ({"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 4096}, 4096),
     ({"max_seq_len": 1024}, 1024),
+    ({"max_seq_length": 2048}, 2048),
+    ({"seq_len": 4096}, 4096),
     ({"model_max_length": 500_000}, 500_000),
 ]
 
