@@ -100,6 +100,15 @@ def _check_layers_inside_blocks(problem: Problem) -> None:
                 f"own; this strategy puts layers side by side in every block: use BLNHC or BLHNC, or another strategy"
             )
             raise LayoutUnsupported(detail, errors=[layer.fault(detail, "backend")])
+    for kin, block_size in ((kin, bucket.block_sizes[0]) for bucket in problem.buckets for kin in bucket.kin):
+        if kin.backend is not None and not kin.backend.keeps_pages_whole(kin.sized(block_size)):
+            layer = kin.layers[0]
+            detail = (
+                f"layer {layer.name!r}: backend {kin.backend.name} scatters a block over memory, as num_blocks is not "
+                f"its outermost axis, but blocks of slabs are one piece; choose a backend with num_blocks outermost, "
+                f"or strategy unify"
+            )
+            raise LayoutUnsupported(detail, errors=[layer.fault(detail, "backend")])
 
 
 def _nothing_fits(problem: Problem) -> CannotUnify:

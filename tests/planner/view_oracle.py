@@ -104,6 +104,14 @@ def blocks_by_byte(view: Any, block_axis: int, num_blocks: int, buffer_size_byte
     return table
 
 
+def slabs_by_byte(view: Any, block_axis: int, plan: Any, blocks_per_slab: int) -> npt.NDArray[np.int64]:
+    """For each byte of the buffer the slab of the block whose data the view keeps there, or `NOBODY`: what groups must
+    agree on, as a slab belongs to one of them at a time."""
+    num_blocks = plan.num_blocks * blocks_per_slab
+    table = blocks_by_byte(view, block_axis, num_blocks, plan.buffer_size_bytes)
+    return np.where(table == NOBODY, NOBODY, table // blocks_per_slab)
+
+
 def faults(plan: Any, block_axes: dict[str, int]) -> set[str]:
     """Which of the rules the plan breaks; `block_axes`: position of the block axis in each layer's views."""
     found: set[str] = set()
@@ -118,7 +126,7 @@ def faults(plan: Any, block_axes: dict[str, int]) -> set[str]:
     if found & {"outside", "uneven"}:
         return found  # the table below has no room for it
     tables = [
-        (layer.group, blocks_by_byte(view, block_axes[layer.name], plan.num_blocks, plan.buffer_size_bytes))
+        (layer.group, slabs_by_byte(view, block_axes[layer.name], plan, plan.groups[layer.group].blocks_per_slab))
         for layer, view in views
     ]
     for i, (group, table) in enumerate(tables):
