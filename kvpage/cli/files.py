@@ -13,7 +13,7 @@ from kvpage.strict_json import loads
 MAX_FILE_BYTES = 4 << 20
 
 
-DEFAULT_STRATEGY = "unify"  # the best there is so far
+DEFAULT_STRATEGY = "auto"
 
 
 def read_request(name: str) -> Any:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from kvpage.cli.sizes import format_bytes
 from kvpage.errors import KvpageError, printable
-from kvpage.plans import LayerPlan, Plan
+from kvpage.plans import GroupPlan, LayerPlan, Plan
 
 WIDE_CHARS = 120
 _INDEX = re.compile(r"\.\d+\.")  # of a layer inside its name: model.layers.3.self_attn.attn
@@ -62,7 +62,7 @@ def print_plan(plan: Plan, *, all_layers: bool = False) -> None:
         for run in runs:
             console.print(f"{_names(run)}: {escape(run[0].reason)}", soft_wrap=True)
         console.print()
-    for label, value in totals(plan):
+    for label, value in (*totals(plan), *choice(plan)):
         console.print(f"{label:<22} {value}", soft_wrap=True)
 
 
@@ -84,10 +84,14 @@ def totals(plan: Plan) -> Iterator[tuple[str, str]]:
     waste, capacity = plan.waste, plan.capacity
     yield "plan", plan.plan_id
     yield "strategy", plan.strategy
-    groups = Counter(f"{len(g.layers)} layers × {g.block_size} tokens ({g.kind})" for g in plan.groups)
+    groups = Counter(_group(group) for group in plan.groups)
     yield "groups", ", ".join(f"{count} of {look}" for look, count in groups.items()) or "none"
     blocks = f"{plan.num_blocks:,} of {plan.bytes_per_block:,} bytes"
-    yield "blocks", f"{blocks}, buffer {plan.buffer_size_bytes:,} bytes ({format_bytes(plan.buffer_size_bytes)})"
+    is_cut = any(group.blocks_per_slab > 1 for group in plan.groups)
+    yield (
+        "slabs" if is_cut else "blocks",
+        f"{blocks}, buffer {plan.buffer_size_bytes:,} bytes ({format_bytes(plan.buffer_size_bytes)})",
+    )
     if capacity.max_model_len is not None and capacity.request_bytes is not None:
         fits = "-" if capacity.max_concurrency is None else f"{capacity.max_concurrency:.2f}"
         yield (
@@ -112,6 +116,33 @@ def totals(plan: Plan) -> Iterator[tuple[str, str]]:
                 )
             ),
         )
+
+
+def choice(plan: Plan) -> Iterator[tuple[str, str]]:
+    """How the plan was chosen: what requests of its workload hold, and what was weighed beside it."""
+    found = plan.efficiency
+    if found is None:
+        return
+    lengths = ", ".join(
+        f"{part.min_tokens:,}" if part.min_tokens == part.max_tokens else f"{part.min_tokens:,}-{part.max_tokens:,}"
+        for part in found.workload
+    )
+    least = f"at least {_more(found.floor_over_live)} in any layout"
+    held = f"{_more(found.held_over_live)} more than it needs, {least} (requests of {lengths} tokens)"
+    yield "a workload holds", held
+    for other in plan.rejected:
+        cost = "-" if other.cost is None else _more(other.cost)
+        yield f"not {other.strategy}", escape(f"{cost}: {other.reason}" if other.cost is None else other.reason)
+
+
+def _more(ratio: float) -> str:
+    return f"{ratio - 1:.2%}"
+
+
+def _group(group: GroupPlan) -> str:
+    tokens = "state" if group.kind == "mamba" else f"{group.block_size} tokens"
+    cut = "" if group.blocks_per_slab == 1 else f", {group.blocks_per_slab:,} blocks a slab"
+    return f"{len(group.layers)} layers × {tokens} ({group.kind}{cut})"
 
 
 def _runs(layers: Sequence[LayerPlan], all_layers: bool) -> list[list[LayerPlan]]:

@@ -74,11 +74,25 @@ def test_standard_input_may_be_json_or_yaml(write: object) -> None:
     assert kvpage.Plan.from_json(done.stdout.encode()) == kvpage.plan(small_request())
 
 
-def test_a_person_may_leave_the_strategy_out() -> None:
+def test_without_a_strategy_a_person_gets_the_best_there_is() -> None:
     request = small_request()
+    auto = kvpage.plan(request | {"strategy": "auto"})
     del request["strategy"]
     done = run("plan", "-", "--json", stdin=json.dumps(request))
-    assert kvpage.Plan.from_json(done.stdout.encode()).strategy == "unify"
+    assert kvpage.Plan.from_json(done.stdout.encode()) == auto
+
+
+def test_a_plan_says_how_it_was_chosen() -> None:
+    request = small_request(workload=[{"tokens": 100}, {"min_tokens": 200, "max_tokens": 300, "weight": 2}])
+    del request["strategy"]
+    plan = kvpage.plan(request | {"strategy": "auto"})
+    assert plan.efficiency is not None
+    printed = run("plan", "-", stdin=json.dumps(request)).stdout
+    assert f"{plan.efficiency.held_over_live - 1:.2%} more than it needs" in printed
+    assert "requests of 100, 200-300 tokens" in printed
+    assert len(plan.rejected) == 2
+    for other in plan.rejected:
+        assert f"not {other.strategy}" in printed
 
 
 @pytest.mark.parametrize(
@@ -95,7 +109,7 @@ def test_a_person_may_leave_the_strategy_out() -> None:
         ("- " * 5000 + "x", "json-invalid", 2),
         ("x: \x00", "json-invalid", 2),
         ("layers: 2020-99-99", "json-invalid", 2),
-        (json.dumps(small_request(strategy="nested")), "not-supported", 2),
+        (json.dumps(small_request(strategy="nested", allocator="flat")), "spec-invalid", 2),
         (json.dumps(small_request(memory_bytes=1)), "not-enough-memory", 1),
         ("x" * (5 << 20), "too-large", 2),
     ],

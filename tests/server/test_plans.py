@@ -168,8 +168,14 @@ async def test_codes_below_spec_invalid_arrive_with_their_details(run_dir: Path)
     assert body["details"] == {"layer": "a", "page_size_bytes": 3}
 
 
-async def test_what_is_not_built_yet_says_so(api: httpx.AsyncClient) -> None:
-    assert_problem(await api.post("/v1/plans", json=small_request(strategy="nested")), "not-supported")
+async def test_the_answer_says_what_the_search_weighed(api: httpx.AsyncClient) -> None:
+    request = small_request(strategy="auto", allocator="slabs")
+    body = (await api.post("/v1/plans", json=request)).json()
+    assert body["plan_id"] == kvpage.plan(request).plan_id
+    assert body["efficiency"]["held_over_live"] >= body["efficiency"]["floor_over_live"] >= 1
+    assert {other["strategy"] for other in body["rejected"]} == {"unify", "scale_then_pad", "slab", "nested"} - {
+        body["strategy"]
+    }
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "1", '"layers"', "true"])
