@@ -80,16 +80,20 @@ def stream_rows(model: str, stream: Stream, extent: Extent) -> dict[str, Row]:
 
 def batches_table(stream: Stream) -> Iterator[str]:
     """Requests running, and beside them the batches measured before."""
-    extent = Extent(steps=stream.steps, runs=RUNS, seed=SEED)
     yield f"**{stream.name}**, {MEMORY[stream.name] // GIB} GiB: {stream.about}; {stream.steps:,} steps.\n\n"
     yield "| model | unify | slab | pools | nested | measured before: vLLM 0.33 / pools / nested |\n"
     yield "|---|---|---|---|---|---|\n"
     for model in MODELS:
-        rows = stream_rows(model, stream, extent)
-        before = EXPECTED[model][list(MEMORY).index(stream.name)]
-        cells = " | ".join(cell(rows.get(name)) for name in ("unify", "slab", "pools", "nested"))
-        yield f"| {model} | {cells} | {before.vllm} / {before.pools} / {before.nested} |\n"
+        yield batches_row(model, stream)
     yield "\n"
+
+
+def batches_row(model: str, stream: Stream) -> str:
+    """A line of that table."""
+    rows = stream_rows(model, stream, Extent(steps=stream.steps, runs=RUNS, seed=SEED))
+    before = EXPECTED[model][list(MEMORY).index(stream.name)]
+    cells = " | ".join(cell(rows.get(name)) for name in ("unify", "slab", "pools", "nested"))
+    return f"| {model} | {cells} | {before.vllm} / {before.pools} / {before.nested} |\n"
 
 
 def cell(row: Row | None) -> str:
