@@ -38,7 +38,7 @@ class Made:
 
 
 HOLDERS: list[subprocess.Popen[bytes]] = []
-"""Children that hold memory. They outlive this process if somebody else still uses what they hold."""
+"""Children that hold memory, and outlive this process if somebody else still uses that; and those that hang."""
 _holders_lock = threading.Lock()  # guards the list: one thread makes memory, another reaps
 
 
@@ -85,8 +85,11 @@ def _spawn(task: str, device: str, size_bytes: int, theirs: socket.socket, given
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     child.kill()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits inside the driver dies when that returns
+    try:
         child.wait(timeout=5)
+    except subprocess.TimeoutExpired:  # one that waits inside the driver dies when that returns
+        with _holders_lock:
+            HOLDERS.append(child)
 
 
 class Messages:

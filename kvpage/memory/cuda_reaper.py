@@ -25,7 +25,10 @@ class Region(ABC):
         self.size_bytes = size_bytes
         self._pid = os.getpid()
         self._callbacks: list[Callable[[], None]] = []
-        self._settled = threading.Event()
+        # Locked until it is settled. Not an event: interrupted while it is waited for, that can keep its own lock, and
+        # the reaper would wait for it for ever.
+        self._settling = threading.Lock()
+        self._settling.acquire()
         self._unmapped = False
 
     @property
@@ -39,7 +42,8 @@ class Region(ABC):
     def wait_until_settled(self) -> None:
         """Until it is unmapped, or has failed to be. Not for the reaper's own thread."""
         if not REAPER.is_current() and os.getpid() == self._pid:
-            self._settled.wait()
+            with self._settling:
+                pass
 
     def on_unmapped(self, callback: Callable[[], None]) -> None:
         self._callbacks.append(callback)
@@ -56,7 +60,8 @@ class Region(ABC):
             self._unmapped = True
             self._notify()
         finally:
-            self._settled.set()
+            if self._settling.locked():  # else it is tried for the second time
+                self._settling.release()
 
     def _notify(self) -> None:
         while self._callbacks:
