@@ -107,7 +107,7 @@ class _UnixBackend(httpcore.SyncBackend):
     ) -> httpcore.NetworkStream:
         deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
         with contextlib.ExitStack() as undo:
-            sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            sock = undo.enter_context(_new_socket())
             while not _is_taken_in(sock, path, deadline_s):
                 self.sleep(_PAUSE_S)
             undo.pop_all()
@@ -164,10 +164,18 @@ class _AsyncUnixBackend(httpcore.AnyIOBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         deadline_s = time.monotonic() + (_LONGEST_S if timeout is None else timeout)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        with _new_socket() as probe:
             while not _is_taken_in(probe, path, deadline_s):
                 await self.sleep(_PAUSE_S)
         return await super().connect_unix_socket(path, timeout, socket_options)
+
+
+def _new_socket() -> socket.socket:
+    """Raises `httpcore.ConnectError` when there is no descriptor left."""
+    try:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise httpcore.ConnectError(error) from error
 
 
 def _is_taken_in(sock: socket.socket, path: str, deadline_s: float) -> bool:
