@@ -40,11 +40,15 @@ def simulate(
     max_model_len: of.MaxModelLen = None,
     max_num_batched_tokens: of.MaxNumBatchedTokens = None,
     tp: of.Tp = 1,
+    attention_dp: of.AttentionDp = 1,
     pp: of.Pp = 1,
     pp_stage: of.PpStage = 0,
     kv_dtype: of.KvDtype = "auto",
     ssm_dtype: of.SsmDtype = "auto",
     backend: of.BackendName = None,
+    draft_backend: of.DraftBackendName = None,
+    kv_dtype_skip_layers: of.KvDtypeSkipLayers = None,
+    mtp: of.Mtp = False,
     block_size: of.BlockSize = None,
     num_speculative_tokens: of.NumSpeculativeTokens = 0,
 ) -> None:
@@ -53,22 +57,19 @@ def simulate(
     Examples: kvpage simulate model.yaml --stream long --memory 40GiB; kvpage simulate --model ./Qwen3-8B --memory 20GiB
     """
     from kvpage.cli.simulate_layouts import in_memory, parse_strategies
-    from kvpage.cli.simulate_runs import Wanted, simulate_conversations, simulate_stream
+    from kvpage.cli.simulate_runs import Wanted, replay
 
     if (file is None) == (model is None):
         raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
-    if prefix_caching and stream is not None:
-        raise SpecInvalid("--prefix-caching replays conversations, which are no --stream; leave one of the two out")
     names = parse_strategies(strategies)
     request: Any = read_request(file) if file is not None else None
     if model is not None:
         lengths = {"max_model_len": max_model_len, "max_num_batched_tokens": max_num_batched_tokens}
-        options = {"tp": tp, "pp": pp, "pp_stage": pp_stage, "kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
+        options: dict[str, Any] = {"tp": tp, "attention_dp": attention_dp, "pp": pp, "pp_stage": pp_stage or None}
+        options |= {"kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
         options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
+        options |= {"draft_backend": draft_backend, "kv_dtype_skip_layers": kv_dtype_skip_layers, "mtp": mtp}
         request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
         of.print_notes(request)
     wanted = Wanted(in_memory(request, memory), names, allocator, seed, runs, steps, warm_up_steps, as_json)
-    if prefix_caching:
-        simulate_conversations(wanted, conversations)
-    else:
-        simulate_stream(wanted, stream or "chat")
+    replay(wanted, stream, conversations if prefix_caching else None)

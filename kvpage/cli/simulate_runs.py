@@ -7,6 +7,7 @@ from typing import Any
 
 from kvpage.cli.simulate_layouts import compare, find_stream, without_pools
 from kvpage.cli.simulate_output import print_cache_rows, print_rows
+from kvpage.errors import SpecInvalid
 from kvpage.simulation.conversations import Conversations
 from kvpage.simulation.report import (
     CONVERSATION_STEPS,
@@ -15,6 +16,7 @@ from kvpage.simulation.report import (
     replay_conversations,
     replay_layouts,
 )
+from kvpage.simulation.streams import CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,17 @@ class Wanted:
         )
 
 
-def simulate_stream(wanted: Wanted, name: str) -> None:
+def replay(wanted: Wanted, stream: str | None, conversations: int | None) -> None:
+    """So many conversations at once, or a stream (None: chat). Raises `SpecInvalid` for both."""
+    if conversations is None:
+        _replay_stream(wanted, stream or CHAT.name)
+    elif stream is None:
+        _replay_conversations(wanted, conversations)
+    else:
+        raise SpecInvalid("--prefix-caching replays conversations, which are no --stream; leave one of the two out")
+
+
+def _replay_stream(wanted: Wanted, name: str) -> None:
     """A stream of requests that have nothing in common."""
     stream = find_stream(name)
     extent = wanted.extent(stream.steps, 0)
@@ -49,7 +61,7 @@ def simulate_stream(wanted: Wanted, name: str) -> None:
     print_rows(stream, extent, rows, compared.refused, as_json=wanted.as_json)
 
 
-def simulate_conversations(wanted: Wanted, people: int) -> None:
+def _replay_conversations(wanted: Wanted, people: int) -> None:
     """Conversations whose turns share a prefix."""
     conversations = Conversations(people=people)
     extent = wanted.extent(CONVERSATION_STEPS, CONVERSATION_WARM_UP_STEPS)
