@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from kvpage.errors import NotSupported
+from kvpage.errors import NotSupported, SpecInvalid
 from kvpage.plans import GroupPlan, LayerPlan, Plan
 
 GrowthKind = Literal["full", "window", "chunk", "state"]
@@ -114,8 +114,11 @@ class SimulatedLayout:
 def layout_of(plan: Plan, *, memory_bytes: int | None = None, name: str | None = None) -> SimulatedLayout:
     """The layout of a plan of any strategy. `memory_bytes`: memory it was planned for, else the size of its buffer.
 
-    Raises `NotSupported` for cross attention, whose blocks depend on an encoder that the streams do not have.
+    Raises `NotSupported` for cross attention, whose blocks depend on an encoder that the streams do not have, and
+    `SpecInvalid` for a plan of no cache.
     """
+    if not plan.groups:
+        raise SpecInvalid("no layer of the plan has a cache, so any number of requests fits; add layers that have one")
     alike: Counter[tuple[Growth, int]] = Counter()
     live: dict[tuple[Growth, int], Fraction] = {}
     for group in plan.groups:

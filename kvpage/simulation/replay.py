@@ -24,6 +24,7 @@ from kvpage.simulation.slabs import Run, Slabs
 from kvpage.simulation.streams import RequestLengths
 
 MAX_STEPS = 1_000_000
+MAX_RUNNING = 100_000  # so that a mistaken memory size ends in a result, not in minutes of letting requests in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +79,12 @@ class _Running:
 class Replay:
     """A pool and its queue. `run` it once."""
 
-    def __init__(self, layout: SimulatedLayout, requests: Iterator[RequestLengths]) -> None:
+    def __init__(
+        self, layout: SimulatedLayout, requests: Iterator[RequestLengths], *, max_running: int = MAX_RUNNING
+    ) -> None:
         self._layout = layout
         self._requests = requests
+        self._max_running = max_running
         self._demand = Demand(layout)
         self._slabs = [Slabs(group.blocks_per_slab) for group in layout.groups]
         self._free_slabs = [pool.slabs for pool in layout.pools]
@@ -134,7 +138,7 @@ class Replay:
         for request in sorted(self._changes.pop(self._step, ()), key=_order):
             if request.is_running:
                 self._grow(request)
-        while self._lets_in:
+        while self._lets_in and len(self._running) < self._max_running:
             self._let_in()
 
     def _grow(self, request: _Running) -> None:

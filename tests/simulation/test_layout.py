@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvpage
-from kvpage.errors import NotSupported
+from kvpage.errors import NotSupported, SpecInvalid
 from kvpage.simulation.baseline import pools_layout
 from kvpage.simulation.layout import Growth, layout_of
 from kvpage.simulation.streams import CHAT, SHORT, stream_of_lengths
@@ -80,6 +80,11 @@ def test_cross_attention_is_refused_by_name() -> None:
     plan = kvpage.plan(build.request(cross, max_num_encoder_input_tokens=100))
     with pytest.raises(NotSupported, match="'cross' is cross_attention"):
         layout_of(plan)
+
+
+def test_a_plan_without_a_cache_is_refused() -> None:
+    with pytest.raises(SpecInvalid, match="no layer of the plan has a cache"):
+        layout_of(kvpage.plan(build.request(build.encoder())))
 
 
 def test_pools_share_the_memory_by_the_mean_need() -> None:

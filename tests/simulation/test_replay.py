@@ -71,6 +71,11 @@ def test_a_window_of_two_blocks_needs_three_of_them_however_long_the_request(blo
     assert (result.finished > 0, result.refused == 0) == (can_run, can_run)
 
 
+def test_no_more_run_than_may() -> None:
+    replay = Replay(one_group(FULL, slabs=1000), cycle([RequestLengths(1, 5)]), max_running=7)
+    assert replay.run(50, warm_up_steps=0).mean_running == 7
+
+
 def test_one_slab_more_may_run_fewer_so_nobody_may_rely_on_the_opposite() -> None:
     """The larger pool lets one more in, whose growth preempts."""
     running = [
