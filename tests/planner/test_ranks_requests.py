@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -275,3 +276,47 @@ def test_plans_that_do_not_fit_together_are_found() -> None:
     other = ranked({}, layers=[build.full("a", block_size=32), build.sliding("b", block_size=32)])
     with pytest.raises(InternalError, match="rank 1 has other"):
         msgspec.structs.replace(plans, ranks=(plans.ranks[0], other.ranks[0])).check()
+
+
+# --- anything at all ---------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    None, 0, -1, 1.5, True, "", "a", "all", "\ud800", b"x", object(), float("nan"), 2**62, 2**63, [], {}, [[]], [{}],
+    [1], [None], ["a.0"], ["\ud800"], {"start": 0}, {"start": 0, "end": 1}, {"start": 0, "end": 2**70},
+    [build.full("own")], [build.full("own")] * 2,
+]  # fmt: skip
+USUAL: Json = {"layers": [build.full("a.{i}", count=2)], "memory_bytes": GIB, "num_blocks": 5}
+
+
+def odd_request(rng: random.Random) -> Json:
+    fields = ("layers", "memory_bytes", "other")
+    ranks: Any = [{key: rng.choice(ODD) for key in rng.sample(fields, rng.choice((0, 1, 1, 2)))} for _ in range(2)]
+    asked: Json = {"strategy": "unify", "ranks": ranks if rng.random() < 0.8 else rng.choice(ODD)}
+    for key, value in USUAL.items():
+        if rng.random() < 0.6:
+            asked[key] = value if rng.random() < 0.9 else rng.choice(ODD)
+    return asked if rng.random() < 0.9 else asked | {"model": rng.choice(ODD)}
+
+
+def planned(asked: Json) -> SpecInvalid | None:
+    """None, or why not."""
+    try:
+        kvpage.plan_ranks(asked).check()
+    except SpecInvalid as error:
+        return error
+    return None
+
+
+def test_whatever_is_written_there_is_planned_or_refused_with_a_place() -> None:
+    rng = random.Random(0)
+    num_planned = 0
+    for _ in range(3000):
+        asked = odd_request(rng)
+        error = planned(asked)
+        if error is None:
+            num_planned += 1
+            continue
+        fields = [fault.pointer.split("/")[1] for fault in error.errors if fault.pointer]
+        assert error.errors, asked
+        assert {*fields} <= {*asked, "ranks", "layers"}, asked
+    assert num_planned > 50
