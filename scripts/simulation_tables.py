@@ -1,9 +1,13 @@
-"""Write the tables of simulated batches and prefix hits into docs/planning.md (make simulation-tables)."""
+"""Write the tables of simulated batches and prefix hits into docs/planning.md (make simulation-tables).
+
+`python scripts/simulation_tables.py chat prefixes` makes only these; their names stand in the document.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +26,11 @@ from kvpage.simulation.report import (
     replay_conversations,
     replay_layouts,
 )
-from kvpage.simulation.streams import BUILT_IN, Stream
+from kvpage.simulation.streams import BUILT_IN, Stream, stream_of_lengths
 from simulated.expected import EXPECTED
 from simulated.models import MODELS, request
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
-BEGIN, END = "<!-- simulation tables -->\n", "<!-- end of the simulation tables -->\n"
 GIB = 1 << 30
 MEMORY = {"short": 20 * GIB, "chat": 20 * GIB, "long": 40 * GIB}
 STRATEGIES = ("unify", "slab", "nested")
@@ -57,6 +60,7 @@ PREFIX_COLUMNS: tuple[tuple[str, Policy], ...] = (
     ("nested", "older_of_block_and_slab"),
 )
 STEADY_COLUMNS = ("unify", "nested")
+LIFETIME_MODELS = ("gemma-3-27b", "qwen3.5-35b", "nemotron-h-8b", "jamba-1.5-mini")
 STEADY_MODELS = ("gemma-3-27b", "mimo 3:2", "jamba-1.5-mini")
 
 
@@ -85,7 +89,6 @@ def batches_table(stream: Stream) -> Iterator[str]:
     yield "|---|---|---|---|---|---|\n"
     for model in MODELS:
         yield batches_row(model, stream)
-    yield "\n"
 
 
 def batches_row(model: str, stream: Stream) -> str:
@@ -114,7 +117,6 @@ def steady_table() -> Iterator[str]:
             cell(stream_rows(model, stream, extent).get(name)) for extent in (first, later) for name in STEADY_COLUMNS
         ]
         yield f"| {model} | {' | '.join(cells)} |\n"
-    yield "\n"
 
 
 def prefix_table() -> Iterator[str]:
@@ -134,24 +136,43 @@ def found_cell(row: CacheRow | None) -> str:
     return "–" if row is None else f"{row.found_share:.3f} ({row.pinned_share:.2f})".replace("0.", ".")
 
 
-def tables() -> Iterator[str]:
-    """All tables, line by line."""
-    for stream in BUILT_IN.values():
-        yield from batches_table(stream)
-    yield from steady_table()
-    yield from prefix_table()
+def lifetimes_table() -> Iterator[str]:
+    """One request in twenty holds its blocks forty times as long as the others: how far slabs stay partly filled."""
+    stream = stream_of_lengths("200,100\n" * 19 + "200,4000\n", "lifetimes")
+    extent = Extent(steps=6_000, warm_up_steps=4_000, runs=1)
+    yield "| model, 20 GiB | unify | slab | nested |\n|---|---|---|---|\n"
+    for model in LIFETIME_MODELS:
+        rows = {row.name: row for row in replay_layouts(layouts(model, 20 * GIB), stream, extent)}
+        yield f"| {model} | {' | '.join(cell(rows.get(name)) for name in STRATEGIES)} |\n"
 
 
-def main() -> None:
-    """Compute the tables, showing them as they come, and put them between the two marks of the document."""
-    lines = []
-    for line in tables():
-        print(line, end="", flush=True)
-        lines.append(line)
-    before, _, rest = DOCUMENT.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    DOCUMENT.write_text(before + BEGIN + "\n" + "".join(lines) + "\n" + END + after)
+def make_sections() -> dict[str, Callable[[], Iterator[str]]]:
+    """What there is to make, by its name in the document."""
+    batches = {stream.name: partial(batches_table, stream) for stream in BUILT_IN.values()}
+    return {**batches, "steady": steady_table, "lifetimes": lifetimes_table, "prefixes": prefix_table}
+
+
+def put(document: str, name: str, text: str) -> str:
+    """The document with `text` between the marks of that section. Raises `ValueError` where they are missing."""
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->\n"
+    if begin not in document or end not in document:
+        raise ValueError(f"{DOCUMENT.name} lacks {begin.strip()} or {end.strip()}")
+    before, _, rest = document.partition(begin)
+    return before + begin + text + end + rest.partition(end)[2]
+
+
+def main(names: Sequence[str]) -> None:
+    """Make the named tables, or all, showing them as they come."""
+    sections = make_sections()
+    if unknown := set(names) - set(sections):
+        sys.exit(f"no table {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
+    for name in names or sections:
+        lines = []
+        for line in sections[name]():
+            print(line, end="", flush=True)
+            lines.append(line)
+        DOCUMENT.write_text(put(DOCUMENT.read_text(), name, "".join(lines)))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

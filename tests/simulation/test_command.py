@@ -149,3 +149,20 @@ def test_the_table_in_the_document_is_what_the_command_prints() -> None:
     """One row of it, computed again. When it differs: make simulation-tables."""
     row = simulation_tables.batches_row("gemma-3-27b", SHORT)
     assert row in simulation_tables.DOCUMENT.read_text()
+
+
+def test_every_table_has_its_place_in_the_document() -> None:
+    document = simulation_tables.DOCUMENT.read_text()
+    for name in simulation_tables.make_sections():
+        assert "\n| row |\n<!-- end" in simulation_tables.put(document, name, "| row |\n")
+    with pytest.raises(ValueError, match="lacks"):
+        simulation_tables.put(document, "nothing", "| row |\n")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_of_the_tables_has_a_nested_plan_that_holds_at_least_what_vllms_rule_does(model: str) -> None:
+    """One run of 100 steps of the short stream: unlike the tables a second, not minutes."""
+    extent = Extent(steps=100, runs=1)
+    rows = simulation_tables.stream_rows(model, SHORT, extent)
+    assert rows["nested"].mean_running >= rows.get("unify", rows["slab"]).mean_running
+    assert rows["nested"].live_share <= rows["nested"].held_share <= 1
