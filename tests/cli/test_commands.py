@@ -178,6 +178,18 @@ def test_a_pool_from_its_creation_to_its_end(service: ApiService, request_file: 
     assert gone.stderr.startswith("error pool-not-found: ")
 
 
+def test_a_pool_is_made_from_the_rank_that_is_named(service: ApiService, tmp_path: Path) -> None:
+    request = small_request(ranks=[{"layers": ["target.{i}"]}, {"layers": ["draft.{i}"]}])
+    path = tmp_path / "ranks.json"
+    path.write_text(json.dumps(request))
+    where = ("--run-dir", str(service.run_directory.path))
+    created = run("pools", "create", str(path), "--name", "draft", "--rank", "1", "--json", *where)
+    assert json.loads(created.stdout)["plan_id"] == kvpage.plan_ranks(request).ranks[1].plan_id
+    refused = run("pools", "create", str(path), "--name", "draft", *where)
+    assert refused.returncode == 2
+    assert "the request has 2 ranks, and a pool is of one" in refused.stderr
+
+
 def test_names_are_printed_as_they_are(service: ApiService, request_file: str) -> None:
     """Brackets in a name are no instruction to the terminal."""
     where = ("--run-dir", str(service.run_directory.path))
