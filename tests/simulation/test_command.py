@@ -17,6 +17,7 @@ from kvpage.simulation.report import MAX_RUNS, Extent
 from kvpage.simulation.streams import SHORT
 from models.public_configs import config
 from planner import build
+from simulated.models import MODELS
 
 LAYERS = [build.full("full.{i}", count=10, size=192), build.sliding("window.{i}", count=5)]
 PADS = {"layers": LAYERS, "memory_bytes": 1 << 28, "strategy": "unify"}
