@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import inf, lcm
+from math import inf, lcm, log2
 
 from kvpage.planner.buckets import Bucket, Split
 from kvpage.planner.search import (
@@ -34,6 +34,10 @@ _MOST_BLOCKS_OF_ONE = 64
 """Slabs are tried that hold 1 to so many blocks of some group."""
 _MOST_GROWTH = 1.01
 """A slab is made larger by so much at most to be cut evenly."""
+_CHURN = 0.002
+"""Windows free blocks here and there while requests run, so slabs of many blocks stay partly filled: so much of their
+bytes for each doubling of the blocks in a slab. A tenth of what simulation says of short windows under short requests:
+enough to choose among layouts that are otherwise equal (docs/decisions/0011)."""
 _GROUP_PRICE = 1e-5
 """Each group costs an engine time in every step: so much of a request's bytes is saved gladly for one group less."""
 
@@ -46,6 +50,13 @@ class _Offer:
     """For every byte of a block's stride."""
     step: int
     """Bytes that the stride must be a multiple of."""
+    recycles: bool
+    """Frees blocks while a request runs."""
+
+    def cost_of(self, slab: int, count: int) -> float:
+        """Of slabs cut into `count` blocks. It falls with `count`: a shorter stride saves more than churn costs."""
+        churn = 1 + _CHURN * log2(count) if self.recycles else 1.0
+        return self.cost * (slab / count) * churn
 
 
 class NestedSearch:
@@ -57,6 +68,7 @@ class NestedSearch:
                     option.sizes_bytes[0],
                     option.costs[0],
                     lcm(SLAB_ALIGNMENT_BYTES, bucket.stride_alignment_bytes),
+                    bucket.spec.is_attention and bucket.spec.keeps_at_most_tokens is not None,
                 )
                 for option in Offers(bucket, demand, max_groups)()
             ]
@@ -75,20 +87,21 @@ class NestedSearch:
         """In ascending order, as if blocks need not divide the slab evenly. Where the pool has 256 of some slabs, no
         larger ones."""
         limits = Limits(0, 0, pool_bytes=pool_bytes, addressable_bytes=addressable_bytes)
-        tables = [[(o.block_bytes, o.cost, o.split.num_groups) for o in offer] for offer in self._offers]
-        least = max(min(size for size, _, _ in table) for table in tables)
+        least = max(min(offer.block_bytes for offer in offers) for offers in self._offers)
         slabs = [slab for slab in self._slabs() if slab >= least]
         fine = [slab for slab in slabs if pool_bytes is None or slab * FINE_SHARE <= pool_bytes]
         bounds = []
         for slab in fine or slabs:
             price, total = _group_price(slab, limits), 0.0
-            for table in tables:
-                cheapest = inf
-                for size, cost, groups in table:
-                    if size <= slab:
-                        each = cost * (slab / (slab // size)) + price * groups
-                        cheapest = min(cheapest, each)
-                total += cheapest
+            for offers in self._offers:
+                total += min(
+                    (
+                        offer.cost_of(slab, slab // offer.block_bytes) + price * offer.split.num_groups
+                        for offer in offers
+                        if offer.block_bytes <= slab
+                    ),
+                    default=inf,
+                )
             bounds.append((total * limits.slack(slab), slab))
         return sorted(bounds)
 
@@ -126,7 +139,7 @@ def _choices(offers: Sequence[_Offer], slab: int, price: float, weight: float, l
     for offer in offers:
         count = _blocks_per_slab(slab, offer)
         if count and slab // count <= longest:
-            cost = offer.cost * (slab // count) + price * offer.split.num_groups
+            cost = offer.cost_of(slab, count) + price * offer.split.num_groups
             yield Choice(offer.split, 0, count, cost * weight)
 
 
@@ -134,7 +147,7 @@ def _uneven(offers: Sequence[_Offer], slab: int) -> Iterator[Choice]:
     """As if any number of blocks divided the slab evenly."""
     for offer in offers:
         if count := slab // offer.block_bytes:
-            yield Choice(offer.split, 0, count, offer.cost * slab / count)
+            yield Choice(offer.split, 0, count, offer.cost_of(slab, count))
 
 
 def _blocks_per_slab(slab: int, offer: _Offer) -> int:

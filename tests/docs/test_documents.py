@@ -21,11 +21,12 @@ def blocks(document: str, language: str) -> list[str]:
     return [text for kind, text in FENCE.findall((ROOT / document).read_text()) if kind == language]
 
 
-def test_the_layout_guide_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("document", "asserts"), [("docs/layout.md", 8), ("docs/strategies.md", 6)])
+def test_a_guide_runs(document: str, asserts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    code = "\n".join(blocks("docs/layout.md", "python"))
-    assert code.count("assert ") >= 8
-    exec(compile(code, "docs/layout.md", "exec"), {})
+    code = "\n".join(blocks(document, "python"))
+    assert code.count("assert ") >= asserts
+    exec(compile(code, document, "exec"), {})
 
 
 def test_the_requests_in_the_layout_guide_are_valid() -> None:
