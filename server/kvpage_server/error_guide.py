@@ -152,7 +152,7 @@ GUIDES: dict[str, Guide] = {
     "not-supported": Guide(
         title="This version does not do that yet",
         meaning="The request is well formed and may work with a later version.",
-        when="A strategy, layer kind or option that is specified but not built.",
+        when="A model type, a kind of layer or an option that kvpage does not know how to plan.",
         action="Leave the option out or update kvpage.",
     ),
     "rate-limited": Guide(
