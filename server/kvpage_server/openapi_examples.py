@@ -67,7 +67,8 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], list[FieldError]]] = {
     "cannot-unify-page-size": ("layer draft has pages of 65536 bytes, which do not divide 98304", {}, []),
     "layout-unsupported": ("layer draft: its backend has no layered stride order", {}, []),
     "not-supported": (
-        "/model/config: model_type 'xyz' is not known", {}, [FieldError("/model/config", "model_type 'xyz' is not known")],
+        "/model/config: model_type 'xyz' is not known", {},
+        [FieldError("/model/config", "model_type 'xyz' is not known")],
     ),
     "rate-limited": ("64 plans are being computed; try again shortly", {}, []),
     "internal": ("kvpage made a mistake; the server's log has the cause under this request_id", {}, []),
