@@ -1,4 +1,4 @@
-"""Write the tables of simulated batches and prefix hits into docs/planning.md (make simulation-tables).
+"""Write the tables of simulated batches and prefix hits into docs/planning.md, and draw one (make simulation-tables).
 
 `python scripts/simulation_tables.py chat prefixes` makes only these; their names stand in the document.
 """
@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import draw_batches
 import kvpage
 from kvpage.errors import KvpageError
 from kvpage.simulation.baseline import pools_layout
@@ -172,6 +173,7 @@ def main(names: Sequence[str]) -> None:
             print(line, end="", flush=True)
             lines.append(line)
         DOCUMENT.write_text(put(DOCUMENT.read_text(), name, "".join(lines)))
+    draw_batches.main()
 
 
 if __name__ == "__main__":

@@ -69,9 +69,17 @@ def test_the_picture_is_drawn_from_the_plan() -> None:
 
 def test_the_pictures_of_layouts_are_drawn_from_their_plans() -> None:
     drawn = dict(_script("draw_layouts").draw())
-    assert set(drawn) == set((ROOT / "docs/img").iterdir())
+    assert set(drawn) | {ROOT / "docs/img/batches.svg"} == set((ROOT / "docs/img").iterdir())
     for path, svg in drawn.items():
         assert path.read_text() == svg, "run python scripts/draw_layouts.py"
+
+
+def test_the_picture_of_batches_is_drawn_from_the_table() -> None:
+    script = _script("draw_batches")
+    models = dict(script.rows())
+    assert len(models) == 12
+    assert models["gemma-3-27b"]["nested"] == (138, 0.97)
+    assert script.draw() == (ROOT / "docs/img/batches.svg").read_text(), "run python scripts/draw_batches.py"
 
 
 def _script(name: str) -> Any:
