@@ -38,6 +38,7 @@ _CHURN = 0.002
 """Windows free blocks here and there while requests run, so slabs of many blocks stay partly filled: so much of their
 bytes for each doubling of the blocks in a slab. A tenth of what simulation says of short windows under short requests:
 enough to choose among layouts that are otherwise equal (docs/decisions/0011)."""
+_MOST_DIVISORS = 2**12  # numbers tried, to find the blocks that a slab is cut into
 _GROUP_PRICE = 1e-5
 """Each group costs an engine time in every step: so much of a request's bytes is saved gladly for one group less."""
 
@@ -155,7 +156,17 @@ def _blocks_per_slab(slab: int, offer: _Offer) -> int:
     if offer.split.bucket.must_be_dense:
         return 0 if slab % offer.block_bytes or offer.block_bytes % offer.step else slab // offer.block_bytes
     units, rest = divmod(slab, offer.step)
-    count = 0 if rest else slab // offer.block_bytes
-    while count and units % count:
-        count -= 1
-    return count
+    least = ceil_div(offer.block_bytes, offer.step)
+    if rest or units < least:
+        return 0
+    return _largest_divisor(units, units // least)
+
+
+def _largest_divisor(value: int, most: int) -> int:
+    """The largest divisor of `value` that is at most `most`, or 1 where that takes long to find: searched for by itself
+    or by what it leaves, whichever is the smaller number."""
+    least = ceil_div(value, most)
+    if least < most:
+        found = next((rest for rest in range(least, least + _MOST_DIVISORS) if value % rest == 0), value)
+        return value // found
+    return next((count for count in range(most, max(0, most - _MOST_DIVISORS), -1) if value % count == 0), 1)
