@@ -297,6 +297,22 @@ class BlockPool(PoolState):
         slabs = np.flatnonzero(census.owners == owner)
         return SlabTable(slabs.astype(np.int32), census.used[slabs], census.cached[slabs])
 
+    def times_held(self, group: int, ids: Ids) -> Ints:
+        """How often each of these blocks is held. Raises `SpecInvalid` for what is no block id of the group."""
+        held = self._group(group)
+        blocks = block_ids(ids, self.geometry.num_blocks(group))
+        refs = self._arrays.refs.take(self.geometry.slots_of(group, blocks))
+        return np.where(self._foreign(held, blocks), np.int32(0), refs)
+
+    def with_content(self, group: int) -> Ints:
+        """Blocks of the group that keep content, held or cached, ascending. Looks at every block."""
+        owner = self._group(group).owner
+        if not self._arrays.has_content:
+            return _NO_IDS.copy()
+        slots = np.flatnonzero(self._arrays.stamps)
+        mine = self._arrays.owners.take(slots // self.geometry.slots_per_slab) == owner
+        return self.geometry.ids_at(group, slots[mine])
+
     def check(self) -> None:
         """Prove that nothing is lost or in two places. Raises `InternalError` naming what does not hold."""
         self._group(0)
