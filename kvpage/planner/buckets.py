@@ -17,7 +17,8 @@ from kvpage.specs import LayerSpec, ceil_div
 
 LEAST_BLOCK_SIZE = 16  # tokens; a kernel may take fewer, but every lookup would pay for it
 _MOST_TOKENS = 2**20  # of a block that kernels ask for
-_MOST_PAGES = 2**13  # sizes times kin that a bucket is looked at with; of more, an even choice of sizes
+_MOST_PAGES = 2**13  # sizes times kin that buckets are looked at with; of more, an even choice of sizes
+_MOST_BLOCKS = 2**18  # kinds of blocks that ways to deal a bucket out are looked at with; of more, ever wider steps
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,26 @@ class Bucket:
         """Ways to deal the layers out, the fewest groups for each width."""
         counts = tuple(len(kin.layers) for kin in self.kin)
         narrowest = None
-        fewest = self.num_layers if self.must_be_dense else 1  # these even where that is more than `most_groups`
-        for num_groups in range(fewest, max(fewest, min(most_groups, self.num_layers)) + 1):
+        for num_groups in self._group_numbers(most_groups):
             dealt = compositions(counts, self.pages_bytes[0], num_groups)
             distinct = set(dealt)
             sizes = tuple(max(self._block_bytes(pages, one) for one in distinct) for pages in self.pages_bytes)
             if narrowest is None or sizes[0] < narrowest:
                 narrowest = sizes[0]
                 yield Split(self, dealt, sizes, num_groups)
+
+    def _group_numbers(self, most_groups: int) -> Iterator[int]:
+        """Of a bucket without strides only one, even where that is more than `most_groups`."""
+        if self.must_be_dense:
+            yield self.num_layers
+            return
+        end = min(most_groups, self.num_layers)
+        pages = len(self.kin) * len(self.block_sizes)
+        slope = 0 if len(self.kin) * end * end * len(self.block_sizes) <= _MOST_BLOCKS else pages / 2**12
+        num_groups = 1
+        while num_groups <= end:
+            yield num_groups
+            num_groups += 1 + int(num_groups * slope / 4)
 
     def _block_bytes(self, pages: tuple[int, ...], composition: Composition) -> int:
         return self.offsets_bytes(pages, composition)[-1]
@@ -137,12 +150,14 @@ def make_buckets(layers: Sequence[Layer], max_block_size: int | None, default_ma
     for layer in layers:
         if layer.spec is not None:
             members.setdefault(layer.spec.lifecycle, []).append(layer)
-    return tuple(_bucket(alike, max_block_size, default_max) for alike in members.values())
+    most_pages = max(1, _MOST_PAGES // max(1, len(members)))
+    return tuple(_bucket(alike, max_block_size, default_max, most_pages) for alike in members.values())
 
 
 def taken_apart(bucket: Bucket, max_block_size: int | None, default_max: int) -> tuple[Bucket, ...]:
     """A bucket for each kin: block sizes need not be equal then."""
-    return tuple(_bucket(kin.layers, max_block_size, default_max) for kin in bucket.kin)
+    most_pages = max(1, _MOST_PAGES // len(bucket.kin))
+    return tuple(_bucket(kin.layers, max_block_size, default_max, most_pages) for kin in bucket.kin)
 
 
 def _kin(layers: Sequence[Layer]) -> list[Kin]:
@@ -164,15 +179,15 @@ def _kin(layers: Sequence[Layer]) -> list[Kin]:
     return [Kin(tuple(members), spec, backend) for (spec, backend), members in found.items()]
 
 
-def _bucket(layers: Sequence[Layer], max_block_size: int | None, default_max: int) -> Bucket:
+def _bucket(layers: Sequence[Layer], max_block_size: int | None, default_max: int, most_pages: int) -> Bucket:
     kin, names = tuple(_kin(layers)), tuple(layer.name for layer in layers)
     if not kin[0].spec.is_attention:
         return Bucket(kin, (kin[0].spec.block_size,), names)
     limit = max_block_size or default_max
-    common = _sizes_in_common(kin, limit)
+    common = _sizes_in_common(kin, limit, most_pages)
     if not common and max_block_size is None:
         limit = min(_MOST_TOKENS, lcm(*(min(_sizes(one, _MOST_TOKENS), default=1) for one in kin)))
-        common = _sizes_in_common(kin, limit)
+        common = _sizes_in_common(kin, limit, most_pages)
     if not common:
         layer = kin[0].layers[0]
         detail = (
@@ -183,10 +198,10 @@ def _bucket(layers: Sequence[Layer], max_block_size: int | None, default_max: in
     return Bucket(kin, common, names)
 
 
-def _sizes_in_common(kin: Sequence[Kin], most: int) -> tuple[int, ...]:
+def _sizes_in_common(kin: Sequence[Kin], most: int, most_pages: int) -> tuple[int, ...]:
     first, *others = (_sizes(one, most) for one in kin)
     common = sorted(set(first).intersection(*others))
-    step = max(1, ceil_div(len(common) * len(kin), _MOST_PAGES))
+    step = max(1, ceil_div(len(common) * len(kin), most_pages))
     return tuple(common[::step])
 
 

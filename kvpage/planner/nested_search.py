@@ -7,10 +7,11 @@ that one strided view covers the pool.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from math import inf, lcm, log2
+from math import inf, isqrt, lcm, log2
 
 from kvpage.planner.buckets import Bucket, Split
 from kvpage.planner.search import (
@@ -25,6 +26,7 @@ from kvpage.planner.search import (
     best_of,
     choose,
     solved,
+    thinned,
     work_of,
 )
 from kvpage.planner.workload import Demand
@@ -38,7 +40,7 @@ _CHURN = 0.002
 """Windows free blocks here and there while requests run, so slabs of many blocks stay partly filled: so much of their
 bytes for each doubling of the blocks in a slab. A tenth of what simulation says of short windows under short requests:
 enough to choose among layouts that are otherwise equal (docs/decisions/0011)."""
-_MOST_DIVISORS = 2**12  # numbers tried, to find the blocks that a slab is cut into
+_MOST_DIVISORS = 2**12  # numbers tried, to find into how many blocks a slab may be cut
 _GROUP_PRICE = 1e-5
 """Each group costs an engine time in every step: so much of a request's bytes is saved gladly for one group less."""
 
@@ -81,7 +83,7 @@ class NestedSearch:
         """The layout of least cost within `limits`; None where there is none."""
         bounds = self._bounds(limits.pool_bytes, limits.addressable_bytes)
         work = 2 * work_of([len(offer) for offer in self._offers], limits.max_groups)
-        return best_of(bounds, partial(self._solve, limits), work)
+        return best_of(bounds, partial(self._solve, limits), limits, work)
 
     @lru_cache(maxsize=4)  # noqa: B019  # as short-lived as the search
     def _bounds(self, pool_bytes: int | None, addressable_bytes: int | None) -> list[Bound]:
@@ -92,9 +94,10 @@ class NestedSearch:
         slabs = [slab for slab in self._slabs() if slab >= least]
         fine = [slab for slab in slabs if pool_bytes is None or slab * FINE_SHARE <= pool_bytes]
         bounds = []
-        for slab in fine or slabs:
-            price, total = _group_price(slab, limits), 0.0
+        for slab in thinned(fine or slabs, [len(offers) for offers in self._offers]):
+            price, total, groups = _group_price(slab, limits), 0.0, 0
             for offers in self._offers:
+                groups += next((o.split.num_groups for o in offers if o.block_bytes <= slab), 0)
                 total += min(
                     (
                         offer.cost_of(slab, slab // offer.block_bytes) + price * offer.split.num_groups
@@ -103,7 +106,7 @@ class NestedSearch:
                     ),
                     default=inf,
                 )
-            bounds.append((total * limits.slack(slab), slab))
+            bounds.append((total * limits.slack(slab), slab, groups))
         return sorted(bounds)
 
     def _slabs(self) -> set[int]:
@@ -159,14 +162,12 @@ def _blocks_per_slab(slab: int, offer: _Offer) -> int:
     least = ceil_div(offer.block_bytes, offer.step)
     if rest or units < least:
         return 0
-    return _largest_divisor(units, units // least)
+    divisors = _divisors(units)
+    return divisors[bisect_right(divisors, units // least) - 1]
 
 
-def _largest_divisor(value: int, most: int) -> int:
-    """The largest divisor of `value` that is at most `most`, or 1 where that takes long to find: searched for by itself
-    or by what it leaves, whichever is the smaller number."""
-    least = ceil_div(value, most)
-    if least < most:
-        found = next((rest for rest in range(least, least + _MOST_DIVISORS) if value % rest == 0), value)
-        return value // found
-    return next((count for count in range(most, max(0, most - _MOST_DIVISORS), -1) if value % count == 0), 1)
+@lru_cache(maxsize=64)
+def _divisors(value: int) -> tuple[int, ...]:
+    """Ascending; of values above 2^24 those that are small or leave a small one."""
+    small = [number for number in range(1, min(isqrt(value), _MOST_DIVISORS) + 1) if value % number == 0]
+    return tuple(sorted({*small, *(value // number for number in small)}))

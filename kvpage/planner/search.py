@@ -15,14 +15,17 @@ from math import inf, lcm
 
 from kvpage.planner.buckets import Bucket, Split
 from kvpage.planner.workload import Demand
+from kvpage.specs import ceil_div
 
 TIE = 1e-9  # costs closer than this are equal
-Bound = tuple[float, int]
-"""A bound from below on the cost of a slab, and the slab's bytes."""
+Bound = tuple[float, int, int]
+"""A bound from below on the cost of a slab, the slab's bytes, and the fewest groups it takes."""
 SLAB_ALIGNMENT_BYTES = 128  # of every block stride: a cache line pair, and what vectorised loads ask for
 PARTLY_FILLED = 0.5
 """Of the slab that a group is cutting blocks from, the share that lies idle on average."""
-_MOST_WORK, _LEAST_SLABS = 2_000_000, 16
+_MOST_WORK, _LEAST_SLABS = 1_000_000, 16
+_STEPS_OF_MAKING = 16
+_MOST_BOUNDS = 250_000  # slabs times options that bounds are computed of
 FINE_SHARE = 256  # a slab smaller than this part of the pool is not charged for the null block and the rest
 
 
@@ -149,29 +152,46 @@ def slack(slab_bytes: int, pool_bytes: int | None, most_slabs: int | None = None
 def choose(offers: Sequence[Sequence[Choice]], max_groups: int) -> tuple[Choice, ...] | None:
     """One offer of each bucket, of least cost with at most `max_groups` groups together; the fewest groups where
     costs are equal. None where there is none. Exact: step by step over the groups used so far."""
-    best: dict[int, tuple[float, tuple[Choice, ...]]] = {0: (0.0, ())}
-    for offer in offers:
-        step: dict[int, tuple[float, tuple[Choice, ...]]] = {}
+    fewest = [min((choice.split.num_groups for choice in offer), default=max_groups + 1) for offer in offers]
+    spare = max_groups - sum(fewest)  # groups beyond the fewest
+    best: dict[int, tuple[float, _Chain]] = {0: (0.0, None)} if spare >= 0 else {}
+    for offer, least in zip(offers, fewest, strict=True):
+        step: dict[int, tuple[float, _Chain]] = {}
         for used, (cost, chosen) in best.items():
             for choice in offer:
-                groups = used + choice.split.num_groups
-                if groups <= max_groups and cost + choice.cost < step.get(groups, (inf,))[0]:
-                    step[groups] = (cost + choice.cost, (*chosen, choice))
+                more = used + choice.split.num_groups - least
+                if more <= spare and cost + choice.cost < step.get(more, (inf,))[0]:
+                    step[more] = (cost + choice.cost, (chosen, choice))
         best = step
     if not best:
         return None
-    least = min(cost for cost, _ in best.values())
-    return next(chosen for _, (cost, chosen) in sorted(best.items()) if cost <= least + TIE)
+    cheapest = min(cost for cost, _ in best.values())
+    return _chosen(next(chosen for _, (cost, chosen) in sorted(best.items()) if cost <= cheapest + TIE))
+
+
+_Chain = tuple["_Chain", Choice] | None
+"""Choices so far, the last one outermost: many share their beginnings."""
+
+
+def _chosen(chain: _Chain) -> tuple[Choice, ...]:
+    choices = []
+    while chain is not None:
+        chain, choice = chain
+        choices.append(choice)
+    return tuple(reversed(choices))
 
 
 Solve = Callable[[int, float], Found | None]
 """The best layout with slabs of so many bytes; None where it would cost more than the second argument."""
 
 
-def best_of(bounds: Iterable[Bound], solve: Solve, work: int, best: Found | None = None) -> Found | None:
+def best_of(
+    bounds: Iterable[Bound], solve: Solve, limits: Limits, work: int, best: Found | None = None
+) -> Found | None:
     """The best of `best` and the solutions of all slabs that may be better. `bounds` ascend; `work`: steps that one
     solution takes, about. Of models with very many options not all slabs are tried, and the first are the likeliest."""
-    for bound, slab_bytes in islice(bounds, max(_LEAST_SLABS, _MOST_WORK // work)):
+    possible = (bound for bound in bounds if bound[2] <= limits.most_groups(bound[1]))
+    for bound, slab_bytes, _ in islice(possible, max(_LEAST_SLABS, _MOST_WORK // work)):
         ceiling = inf if best is None else best.cost + TIE
         if bound > ceiling:
             break
@@ -182,8 +202,15 @@ def best_of(bounds: Iterable[Bound], solve: Solve, work: int, best: Found | None
 
 
 def work_of(num_options: Sequence[int], max_groups: int) -> int:
-    """Steps of `choose` for buckets with so many options."""
-    return max(1, sum(num_options) * max_groups)
+    """Steps of `choose` for buckets with so many options, and of making a choice of each."""
+    return sum(num_options) * (_STEPS_OF_MAKING + max(1, max_groups - len(num_options) + 1))
+
+
+def thinned(slabs: Iterable[int], num_options: Sequence[int]) -> list[int]:
+    """Slabs to compute bounds of, ascending: an even choice, where all of them would take long, the largest among them,
+    as it takes the fewest groups."""
+    ordered = sorted(slabs, reverse=True)
+    return ordered[:: ceil_div(max(1, len(ordered) * sum(num_options)), _MOST_BOUNDS)][::-1]
 
 
 def solved(slab_bytes: int, offers: Sequence[Sequence[Choice]], max_groups: int, ceiling: float) -> Found | None:

@@ -21,6 +21,7 @@ from kvpage.planner.search import (
     Offers,
     best_of,
     solved,
+    thinned,
     work_of,
 )
 from kvpage.planner.workload import Demand
@@ -28,7 +29,7 @@ from kvpage.specs import ceil_div
 
 _MOST_COMMON_TOKENS = 4096
 """Where the bound is looser, and not loose enough: common multiples up to here are searched."""
-_MOST_MULTIPLES = 128
+_MOST_MULTIPLES, _LEAST_MULTIPLES = 512, 2  # for all buckets together, and for each at least
 
 
 class SlabSearch:
@@ -61,7 +62,7 @@ class SlabSearch:
         else:
             bounds = self._bounds(offers, limits, inf if best is None else best.cost + TIE)
         work = work_of([len(offer) for offer in offers], limits.max_groups)
-        return best_of(bounds, partial(_solve, offers, limits), work, best)
+        return best_of(bounds, partial(_solve, offers, limits), limits, work, best)
 
     def _with_common_multiple(self, most: int) -> Iterator[Sequence[Offer]]:
         """The options narrowed to the divisors of each number up to `most`, but for numbers that divide another: block
@@ -72,29 +73,32 @@ class SlabSearch:
         end = min(most, _MOST_COMMON_TOKENS)
         multiples = range(end // 2 // unit * unit + unit, end + 1, unit)
         divisors = {multiple: {size for of in sizes for size in of if multiple % size == 0} for multiple in multiples}
-        for multiple in nlargest(_MOST_MULTIPLES, multiples, key=lambda multiple: len(divisors[multiple])):
+        most = max(_LEAST_MULTIPLES, _MOST_MULTIPLES // len(sizes))
+        for multiple in nlargest(most, multiples, key=lambda multiple: len(divisors[multiple])):
             offers = [make(divisors[multiple]) for make in self._offers]
             if all(offers):
                 yield offers
 
     def _bounds(self, offers: Sequence[Offer], limits: Limits, ceiling: float) -> list[Bound]:
         """What each slab costs at least: every bucket's best option, whatever the number of groups."""
-        tables = [[(option.sizes_bytes, option.costs) for option in offer] for offer in offers]
+        tables = [[(o.sizes_bytes, o.costs, o.split.num_groups) for o in offer] for offer in offers]
         is_dense = [offer[0].split.bucket.must_be_dense for offer in offers]
         bounds = []
-        for slab in self._slabs(offers, limits):
-            per_byte = 0.0
+        for slab in thinned(self._slabs(offers, limits), [len(offer) for offer in offers]):
+            per_byte, groups = 0.0, 0
             for dense, table in zip(is_dense, tables, strict=True):
-                least = inf
-                for sizes, costs in table:
+                least, fewest = inf, 0
+                for sizes, costs, num_groups in table:
                     place = bisect_right(sizes, slab) - 1
-                    if place >= 0 and costs[place] < least and (not dense or sizes[place] == slab):
-                        least = costs[place]
+                    if place >= 0 and (not dense or sizes[place] == slab):
+                        least = min(least, costs[place])
+                        fewest = fewest or num_groups  # options come with more and more groups
                 per_byte += least
+                groups += fewest
                 if per_byte * slab > ceiling:
                     break
             else:
-                bounds.append((per_byte * slab * limits.slack(slab), slab))
+                bounds.append((per_byte * slab * limits.slack(slab), slab, groups))
         return sorted(bound for bound in bounds if bound[0] < inf)
 
     def _slabs(self, offers: Sequence[Offer], limits: Limits) -> list[int]:
