@@ -60,7 +60,10 @@ def find_nested(problem: Problem) -> Layouts:
 def _layouts(problem: Problem, best: Callable[[Limits], Found | None]) -> Layouts:
     found = best(problem.limits)
     if found is None:
-        raise _nothing_fits(problem)
+        roomy = best(replace(problem.limits, pool_bytes=None, addressable_bytes=None))
+        if roomy is None:
+            raise _nothing_fits(problem)
+        return [_grouped(problem, roomy)]  # where blocks are counted it is said that memory is short
     others = [best(limits) for limits in _other_limits(problem.limits, found)]
     return [_grouped(problem, one) for one in _distinct([found, *others])]
 

@@ -16,7 +16,7 @@ from kvpage.planner.grouping import buckets_of, in_regions
 from kvpage.planner.groups import Grouping, Verdict
 from kvpage.planner.problem import Problem
 from kvpage.planner.scale_then_pad import BlockLimits, scale_then_pad
-from kvpage.planner.search import TIE
+from kvpage.planner.search import TIE, slack
 from kvpage.planner.slab_strategies import Layouts, find_nested, find_slab
 from kvpage.plans import FrontPoint, RejectedStrategy
 from kvpage.request import PlanRequest
@@ -54,11 +54,14 @@ def _in_best_width(problem: Problem, layers: Sequence[Layer]) -> Grouping:
     limits = replace(
         problem.limits, max_groups=max(problem.limits.max_groups, 0 if request.max_groups else len(buckets))
     )
+    # A region's blocks are a page apart, however wide groups are.
+    most_slabs = None if limits.addressable_bytes is None else limits.addressable_bytes // page
     ranked = []
     for width in range(1, max(count for count, _ in blocks) + 1):
         groups = [ceil_div(count, width) for count, _ in blocks]
         slab = width * page
-        cost = slab * sum(n * each for n, (_, each) in zip(groups, blocks, strict=True)) * limits.slack(slab)
+        held = slab * sum(n * each for n, (_, each) in zip(groups, blocks, strict=True))
+        cost = held * slack(slab, limits.pool_bytes, most_slabs)
         is_outside = sum(groups) > limits.most_groups(slab)
         ranked.append((is_outside, round(cost / TIE) if cost < inf else inf, sum(groups), width))
     is_outside, _, num_groups, width = min(ranked)

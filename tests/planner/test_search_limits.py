@@ -143,6 +143,42 @@ def test_nothing_cached_at_all(strategy: str) -> None:
     assert (plan.groups, plan.slab_bytes, plan.num_blocks) == ((), 0, 1)
 
 
+# --- little memory, and kernels that reach little of it -------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [*SEARCHES, "scale_then_pad", "auto"])
+@pytest.mark.parametrize("memory_bytes", [1, 1 << 10, 1 << 14])
+def test_too_little_memory_is_said_to_be_memory(memory_bytes: int, strategy: str) -> None:
+    """Not one slab, or only one: what is needed is named, and is enough."""
+    error = refused(strategy, FULL, WINDOW, memory_bytes=memory_bytes)
+    assert error.code == "not-enough-memory"
+    assert error.details["available_bytes"] == memory_bytes
+    enough = build.request(FULL, WINDOW, strategy=strategy, memory_bytes=error.details["needed_bytes"])
+    assert kvpage.plan(enough).num_blocks >= 2
+
+
+@pytest.mark.parametrize("strategy", SEARCHES)
+def test_kernels_that_do_not_reach_a_second_slab(strategy: str) -> None:
+    """32-bit integers count 2^31 elements of 2 bytes; the state alone has 2^34."""
+    huge = build.state("huge", [[2**33]], ["bfloat16"])
+    error = refused(strategy, huge, FULL | {"index_bits": 32}, memory_bytes=1 << 45)
+    assert "32-bit" in error.message
+    assert "full.0" in error.message
+
+
+def test_a_page_for_each_region_is_what_narrow_kernels_step_by() -> None:
+    """Regions of wide groups hold more for kernels that count in 32 bits: each layer has 4 GiB of its own."""
+    narrow = [
+        build.full("f.{i}", count=20, heads=1, size=1024, index_bits=32),
+        build.sliding("w.{i}", count=30, heads=1, size=1024),
+    ]
+    request = build.request(*narrow, memory_bytes=1 << 40, strategy="scale_then_pad")
+    plan = kvpage.plan(request)
+    rule = kvpage.plan(request | {"strategy": "unify", "workload": [{"tokens": 4096}]})
+    assert plan.slab_bytes >= rule.slab_bytes
+    assert plan.buffer_size_bytes >= rule.buffer_size_bytes
+
+
 # --- workloads ------------------------------------------------------------------------------------
 
 WORKLOADS: tuple[list[Json], ...] = (
