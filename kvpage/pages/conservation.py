@@ -9,6 +9,7 @@ import numpy as np
 from kvpage.errors import InternalError
 from kvpage.pages.arrays import Arrays
 from kvpage.pages.census import Census, fault_of, take_census
+from kvpage.pages.counts import BlockCounts
 from kvpage.pages.cut_group import CutGroup
 from kvpage.pages.flat_group import FlatGroup
 from kvpage.pages.ledger import SlabLedger
@@ -31,7 +32,7 @@ def _faults(arrays: Arrays, ledger: SlabLedger, groups: Sequence[Group]) -> Iter
     census = take_census(arrays)
     yield from _ledger_faults(ledger, census)
     for held in groups:
-        yield from _count_faults(held, census)
+        yield from _count_faults(held, arrays, census)
         if isinstance(held, CutGroup):
             yield from _slab_faults(held, census)
             yield from _room_faults(held, arrays)
@@ -55,18 +56,19 @@ def _ledger_faults(ledger: SlabLedger, census: Census) -> Iterator[str]:
         yield "a slab lies idle since before its last use, or was used in the future"
 
 
-def _count_faults(held: Group, census: Census) -> Iterator[str]:
-    mine = census.owners == held.owner
-    counted = {"slabs": held.num_slabs, "used": held.used, "cached": held.cached}
-    found = {
-        "slabs": int(np.count_nonzero(mine)),
-        "used": int(census.used[mine].sum()),
-        "cached": int(census.cached[mine].sum()),
-    }
-    if counted != found:
-        yield f"group {held.group} counts {counted}, and there are {found}"
-    if held.used + held.cached + held.num_free != held.num_slabs * held.blocks_per_slab:
-        yield f"group {held.group}: used, cached and free blocks are not the blocks of its slabs"
+def _count_faults(held: Group, arrays: Arrays, census: Census) -> Iterator[str]:
+    slabs = np.flatnonzero(census.owners == held.owner)
+    refs, stamps = (array.reshape(len(census.owners), -1)[slabs] for array in (arrays.refs, arrays.stamps))
+    bare = (refs == 0) & (stamps == 0)
+    counted = BlockCounts(used=held.used, cached=held.cached, free=held.num_free, slabs=held.num_slabs)
+    found = BlockCounts(
+        used=int(census.used[slabs].sum()),
+        cached=int(census.cached[slabs].sum()),
+        free=int(np.count_nonzero(bare[:, : held.blocks_per_slab])),
+        slabs=len(slabs),
+    )
+    if counted != found or found.used + found.cached + found.free != found.slabs * held.blocks_per_slab:
+        yield f"group {held.group} counts {counted}, and there are {found} in slabs of {held.blocks_per_slab}"
 
 
 def _slab_faults(held: CutGroup, census: Census) -> Iterator[str]:

@@ -18,7 +18,7 @@ from kvpage.pages.geometry import Places
 
 
 class CutGroup(CutSlabs):
-    """The scalar ways (`…_one`) do what is frequent and say whether they did; the pool does the rest as a batch of one."""
+    """The scalar ways (`…_one`) do what is frequent, or say that they did not: then the pool does a batch of one."""
 
     # --- one block ----------------------------------------------------------------------------------------------------
 
@@ -187,13 +187,10 @@ class CutGroup(CutSlabs):
     def _evict(self, wanted: int, new_slabs: int) -> int:
         """Free some blocks of this group, or slabs: what was used longest ago. How many."""
         ledger = self._ledger
-        if not new_slabs:
-            slots, _ = self.oldest.entries()
-            slots = slots[self.used_by_slab[slots // self._per_slab] > 0][:wanted]
-            return self._evict_own(slots.astype(np.intp))
-        own, idle = self.oldest.oldest(), ledger.idle.oldest()
+        own = self.oldest.oldest()
+        idle = ledger.idle.oldest() if new_slabs else None  # else all idle slabs are left to other groups
         if own is not None and (idle is None or own < idle):
-            # When others need slabs too, a block of an idle slab may wake one slab too many: then one by one.
+            # When others need slabs too, blocks of several idle slabs may wake one slab too many: then one by one.
             number = wanted if new_slabs >= ledger.num_available else 1
             return self._evict_own(self.oldest.pop(number, idle))
         return ledger.evict_oldest(min(new_slabs, -(-wanted // self.blocks_per_slab)), own)

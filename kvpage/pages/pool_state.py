@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from kvpage.errors import Conflict, SpecInvalid, shorten
 from kvpage.pages.arrays import Arrays, Ints, state_bytes
 from kvpage.pages.census import fault_of, take_census
@@ -32,7 +34,8 @@ class PoolState:
         """
         self.geometry = geometry
         self._on_evict = on_evict
-        self._arrays = Arrays(geometry, bytearray(state_bytes(geometry)) if buffer is None else buffer)
+        # Zeros of NumPy, unlike a bytearray's, take memory only when they are touched.
+        self._arrays = Arrays(geometry, np.zeros(state_bytes(geometry), np.uint8) if buffer is None else buffer)
         fault = None if self._arrays.is_new else fault_of(self._arrays)
         if fault:
             raise Conflict(f"the buffer is no sound state of a pool: {fault}; start the pool anew, with zeros")
