@@ -48,8 +48,9 @@ class PoolLifecycle:
 
     def create(self, connection: Connection, request_id: int, body: messages.CreatePool) -> None:
         _check_create(body)
-        self._check_room()
-        self._limits.check_plans(sum(len(pool.plan) for pool in self._pools) + len(body.plan))
+        if not self._pools.is_there(body.name):  # to find a pool that is there takes no room
+            self._check_room()
+            self._limits.check_plans(sum(len(pool.plan) for pool in self._pools) + len(body.plan))
         chunk = self._keeper.device.chunk(body.handle_kind, body.buffer_size_bytes)
         pool, created = self._pools.create(body.name, body.plan_id, body.plan, [chunk])
         if created:

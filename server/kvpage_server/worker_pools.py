@@ -98,6 +98,11 @@ class PoolTable:
             raise PoolNotFound(f"device {self.device} has no pool named {shorten(name)}", details={"name": name})
         return pool
 
+    def is_there(self, name: str) -> bool:
+        """Whether a pool of this name would be found, not made, by `create`."""
+        pool = self._named(name)
+        return pool is not None and pool.state != "failed"
+
     def _named(self, name: str) -> Pool | None:
         return next((pool for pool in self if pool.name == name), None)
 
@@ -111,7 +116,7 @@ class PoolTable:
         """
         chunks = tuple(chunks)
         there = self._named(name)
-        if there is not None and there.state != "failed":
+        if there is not None and self.is_there(name):
             self._require_same(there, plan_id, chunks)
             return there, False
         pool = Pool(pool_id=f"pool-{secrets.token_hex(8)}", name=name, plan_id=plan_id, plan=plan, chunks=chunks)

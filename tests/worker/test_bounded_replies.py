@@ -62,10 +62,10 @@ def test_a_list_names_some_holders_and_counts_all(worker: WorkerProcess) -> None
 
 def test_a_worker_has_only_so_many_pools(run_dir: Path) -> None:
     with WorkerThread(run_dir, limits=Limits(max_pools=2)) as worker, worker.client() as client:
-        for number in range(2):
-            create_pool(client, f"{number}")
+        there = [create_pool(client, f"{number}") for number in range(2)]
         with pytest.raises(TooManyClients):
             create_pool(client, "one too many")
+        assert create_pool(client, "1") == there[1]  # to find one that is there takes no room
         assert len(client.ask(messages.ListPools(), messages.PoolList).pools) == 2
 
 
