@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Self
@@ -67,7 +67,7 @@ def token_bytes(tokens: Tokens) -> bytes:
     """Token ids as they are hashed. Raises `SpecInvalid` for what is no sequence of ids."""
     if isinstance(tokens, np.ndarray):
         return _array_bytes(tokens)
-    if isinstance(tokens, str | bytes | bytearray | memoryview):
+    if isinstance(tokens, str | bytes | bytearray | memoryview) or not isinstance(tokens, Iterable):
         raise SpecInvalid(
             f"token ids are a list or an array of integers, not {type(tokens).__name__}; tokenize text first"
         )
@@ -86,7 +86,7 @@ def _array_bytes(tokens: npt.NDArray[np.integer[Any]]) -> bytes:
             f"an array of token ids has one axis and integers, not {tokens.ndim} axes of {tokens.dtype}; flatten it"
         )
     if len(tokens) and (tokens.min() < 0 or tokens.max() >= 2**32):
-        raise SpecInvalid(_first_fault(tokens))
+        raise SpecInvalid(_first_fault(tokens.tolist()))
     return tokens.astype("<u4", copy=False).tobytes()
 
 
