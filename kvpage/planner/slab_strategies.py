@@ -15,7 +15,7 @@ from kvpage.planner.search import Found, Limits
 from kvpage.planner.slab_grouping import group_in_slabs, group_side_by_side
 from kvpage.planner.slab_search import SlabSearch
 from kvpage.planner.workload import WorkloadPart
-from kvpage.specs import MAX_BYTES
+from kvpage.specs import MAX_BYTES, LayerSpec
 
 Layouts = Sequence[Grouping]
 """The best, and others for the front."""
@@ -90,8 +90,18 @@ def _side_by_side(problem: Problem) -> Grouping:
 
 
 def _grouped(problem: Problem, found: Found) -> Grouping:
+    """Kernels step by blocks and not by pages, so it is those strides that must suit them."""
     grouping = group_in_slabs(found)
-    check_layouts([replace(layer, spec=grouping.decided[layer.name].spec) for layer in problem.owners])
+    strides = {name: grouping.block_bytes(group) for group in grouping.groups for name in group.layers}
+    stepping: dict[tuple[int, int], LayerSpec] = {}  # by identity: equal layers share their spec
+    placed = []
+    for layer in problem.owners:
+        spec, stride = grouping.decided[layer.name].spec, strides[layer.name]
+        key = (id(spec), stride)
+        if key not in stepping:
+            stepping[key] = spec.with_padding(stride)
+        placed.append(replace(layer, spec=stepping[key]))
+    check_layouts(placed)
     return grouping
 
 

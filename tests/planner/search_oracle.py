@@ -265,14 +265,19 @@ def block_sizes(layers: list[Json], most: int) -> list[int]:
     """What all kernels read as one block, from 16 tokens on."""
     if is_state(layers[0]):
         return [layers[0]["block_size"]]
-    common = []
-    for size in range(LEAST_BLOCK_TOKENS, most + 1):
-        sized = [layer | {"block_size": size} for layer in layers]
-        if all(size % layer["compress_ratio"] == 0 for layer in layers) and all(
-            layouts.kernel_blocks_per_block(layer) == 1 for layer in sized
-        ):
-            common.append(size)
-    return common
+    return [
+        size
+        for size in range(LEAST_BLOCK_TOKENS, most + 1)
+        if all(size % layer["compress_ratio"] == 0 and is_read_as_one(layer, size) for layer in layers)
+    ]
+
+
+def is_read_as_one(layer: Json, size: int) -> bool:
+    rows, sizes = size // layer["compress_ratio"], layer["layout"]["kernel_block_sizes"]
+    return not sizes or any(
+        rows % one["multiple_of"] == 0 and rows <= one.get("max", rows) if isinstance(one, dict) else rows == one
+        for one in sizes
+    )
 
 
 def narrowest(layers: list[Json], size: int, num_groups: int) -> int:
