@@ -19,6 +19,7 @@ from kvpage.specs import MAX_BYTES, LayerSpec
 
 Layouts = Sequence[Grouping]
 """The best, and others for the front."""
+_MOST_BUCKETS_OF_FRONT = 64  # far more than any model has; of more, the best layout is all there is time for
 _SHORT = WorkloadPart(64, 512)
 """Weighs a bucket of windows or states as requests do that have filled neither: part of the default workload of
 `nested`, whose block sizes do not depend on lengths."""
@@ -64,7 +65,8 @@ def _layouts(problem: Problem, best: Callable[[Limits], Found | None]) -> Layout
         if roomy is None:
             raise _nothing_fits(problem)
         return [_grouped(problem, roomy)]  # where blocks are counted it is said that memory is short
-    others = [best(limits) for limits in _other_limits(problem.limits, found)]
+    is_small = len(problem.buckets) <= _MOST_BUCKETS_OF_FRONT
+    others = [best(limits) for limits in _other_limits(problem.limits, found)] if is_small else []
     return [_grouped(problem, one) for one in _distinct([found, *others])]
 
 

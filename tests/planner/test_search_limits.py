@@ -80,6 +80,7 @@ def test_a_thousand_windows_of_a_thousand_lengths(strategy: str) -> None:
     request = build.request(*layers, STATE, strategy=strategy, memory_bytes=1 << 42, allocator="slabs")
     plan = kvpage.plan(request)
     assert len(plan.groups) == 1001
+    assert len(plan.front) == 1  # there is no time for others
     plan.check()
 
 
