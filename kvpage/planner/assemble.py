@@ -41,7 +41,7 @@ def assemble(request: PlanRequest, layers: Sequence[Layer], grouping: Grouping, 
     verdict = grouping.verdict
     bare = Plan(
         plan_id="",
-        strategy=request.strategy if verdict is None else verdict.strategy,
+        strategy=_strategy(request) if verdict is None else verdict.strategy,
         num_blocks=num_blocks,
         bytes_per_block=grouping.bytes_per_block,
         slab_bytes=grouping.bytes_per_block,
@@ -61,6 +61,11 @@ def assemble(request: PlanRequest, layers: Sequence[Layer], grouping: Grouping, 
     if verdict is None:
         return named
     return msgspec.structs.replace(named, efficiency=verdict.efficiency, front=verdict.front, rejected=verdict.rejected)
+
+
+def _strategy(request: PlanRequest) -> str:
+    """Where nothing is cached there is nothing to choose, and the rule has the plan."""
+    return "unify" if request.strategy == "auto" else request.strategy
 
 
 def _tensors(

@@ -95,6 +95,12 @@ class Problem:
         return [*whole, taken_apart(bucket, self.request.max_block_size, self.default_max_block_tokens)]
 
     @cached_property
+    def usual_max_groups(self) -> int:
+        """What the request allows, or what a search assumes: 16, or one for each life cycle."""
+        lives = len({layer.spec.lifecycle for layer in self.owners if layer.spec is not None})
+        return self.request.max_groups or max(DEFAULT_MAX_GROUPS, lives)
+
+    @cached_property
     def limits(self) -> Limits:
         request = self.request
         narrow = [
@@ -104,7 +110,7 @@ class Problem:
         ]
         smallest = [bucket.block_sizes[0] for bucket in self.buckets if bucket.spec.is_attention]
         return Limits(
-            max_groups=request.max_groups or max(DEFAULT_MAX_GROUPS, len(self.buckets)),
+            max_groups=self.usual_max_groups,
             max_block_lcm=request.max_block_lcm or max(self.default_max_block_tokens, *smallest, 0),
             max_block_stride_bytes=request.max_block_stride_bytes,
             max_one_token_bytes=request.max_one_token_bytes,

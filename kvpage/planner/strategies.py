@@ -112,12 +112,18 @@ def _merits(point: FrontPoint) -> tuple[float, ...]:
 # --- auto ---------------------------------------------------------------------------------------------------------
 
 _Candidate = tuple[str, Callable[[], Layouts]]
+_Tried = tuple[str, float, str]
+"""Strategy, cost, and what speaks against it whatever it costs."""
+_TOO_MANY = "needs {} groups, and an engine keeps a block table of each; {} are usual (max_groups)"
 
 
 def _auto(problem: Problem) -> Grouping:
-    """The strategy of least cost; of equal ones the first, which are those that keep each layer's pages together."""
-    best: tuple[float, str, Layouts] | None = None
-    tried: list[tuple[str, float, str]] = []
+    """The strategy of least cost; of equal ones the first, which are those that keep each layer's pages together.
+
+    One that needs more groups than a search may make is taken only where no other has a layout.
+    """
+    best: tuple[bool, float, str, Layouts] | None = None
+    tried: list[_Tried] = []
     failures: list[KvpageError] = []
     for strategy, find in _candidates(problem):
         try:
@@ -127,13 +133,17 @@ def _auto(problem: Problem) -> Grouping:
             tried.append((strategy, inf, error.message))
             continue
         cost = _cost(problem, layouts[0])
-        outside = outside_bounds(layouts[0], problem.request)
-        tried.append((strategy, inf if outside else cost, outside or ""))
-        if not outside and (best is None or cost < best[0] - TIE):
-            best = (cost, strategy, layouts)
+        if outside := outside_bounds(layouts[0], problem.request):
+            tried.append((strategy, inf, outside))
+            continue
+        groups = len(layouts[0].groups)
+        has_many = groups > problem.usual_max_groups
+        tried.append((strategy, cost, _TOO_MANY.format(groups, problem.usual_max_groups) if has_many else ""))
+        if best is None or (has_many, cost + (0.0 if has_many < best[0] else TIE)) < best[:2]:
+            best = (has_many, cost, strategy, layouts)
     if best is None:
         raise _nothing_left(tried, failures)
-    cost, strategy, layouts = best
+    _, cost, strategy, layouts = best
     return _judged(problem, strategy, layouts, tuple(_rejected(tried, strategy, cost)))
 
 
@@ -158,12 +168,14 @@ def _scaled(problem: Problem, aligned: bool) -> Layouts:
     return [scaled_then_padded(problem, aligned=aligned)]
 
 
-def _rejected(tried: Sequence[tuple[str, float, str]], taken: str, cost: float) -> Iterator[RejectedStrategy]:
+def _rejected(tried: Sequence[_Tried], taken: str, cost: float) -> Iterator[RejectedStrategy]:
     """Each other strategy once, by the best that it did."""
     for strategy in dict.fromkeys(name for name, _, _ in tried if name != taken):
         other, why = min((other, why) for name, other, why in tried if name == strategy)
         if other == inf:
             yield RejectedStrategy(strategy=strategy, cost=None, reason=why or "not two slabs fit into the memory")
+        elif why and other <= cost + TIE:
+            yield RejectedStrategy(strategy=strategy, cost=other, reason=why)
         elif other <= cost + TIE:
             yield RejectedStrategy(strategy=strategy, cost=other, reason=f"holds as much as {taken}, which is simpler")
         else:
@@ -171,7 +183,7 @@ def _rejected(tried: Sequence[tuple[str, float, str]], taken: str, cost: float) 
             yield RejectedStrategy(strategy=strategy, cost=other, reason=more)
 
 
-def _nothing_left(tried: Sequence[tuple[str, float, str]], failures: Sequence[KvpageError]) -> KvpageError:
+def _nothing_left(tried: Sequence[_Tried], failures: Sequence[KvpageError]) -> KvpageError:
     reasons = "; ".join(dict.fromkeys(f"{name}: {why}" for name, _, why in tried if why))
     faults = next((error.errors for error in failures if error.errors), ())
     details = next((error.details for error in failures if error.details), {})

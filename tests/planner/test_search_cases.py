@@ -133,10 +133,21 @@ def of_counts(*counts: int) -> list[Json]:
 
 @pytest.mark.parametrize("strategy", ["scale_then_pad", "slab", "nested", "auto"])
 def test_p13_one_odd_layer_does_not_make_46_groups(strategy: str) -> None:
-    """Buckets of 30, 10, 5 and 1 layers: by the smallest bucket 46 groups, at width 5 ten."""
-    plan = kvpage.plan(build.request(*of_counts(30, 10, 5, 1), strategy=strategy, max_groups=16))
+    """Buckets of 30, 10, 5 and 1 layers: by the smallest bucket 46 groups, at width 5 ten. Groups of one layer would
+    hold a little less, and cost an engine time in every step: 16 are the most without being asked for."""
+    plan = kvpage.plan(build.request(*of_counts(30, 10, 5, 1), strategy=strategy))
     assert len(plan.groups) <= 16
     assert len(kvpage.plan(build.request(*of_counts(30, 10, 5, 1))).groups) == 46
+
+
+def test_p13_auto_says_why_it_did_not_take_46_groups_and_takes_them_when_told() -> None:
+    request = build.request(*of_counts(30, 10, 5, 1), strategy="auto")
+    (unify,) = (other for other in kvpage.plan(request).rejected if other.strategy == "unify")
+    assert "needs 46 groups" in unify.reason
+    told = kvpage.plan(request | {"max_groups": 46})
+    assert told.efficiency is not None
+    assert unify.cost is not None
+    assert told.efficiency.held_over_live <= unify.cost + 1e-9
 
 
 def test_p13_at_ten_groups() -> None:
