@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attaching
 import importing
+import pages
 import planning
 import serving
 
@@ -11,6 +12,7 @@ import serving
 def main() -> None:
     importing.main()
     planning.main()
+    pages.main()
     attaching.main()
     serving.main()
 

@@ -13,7 +13,7 @@ next `BlockPool` on the same buffer finds it done or not begun (content that was
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +25,17 @@ from kvpage.pages.census import take_census
 from kvpage.pages.counts import BlockCounts, SlabCounts, SlabTable
 from kvpage.pages.geometry import Places
 from kvpage.pages.pool_state import Group, PoolState
+from kvpage.pages.rings import Flags
 from kvpage.pages.shortage import out_of_blocks, out_of_run, out_of_slabs, why_not
 
 _MOST_HELD = 2**31 - 1
 _NO_IDS = np.empty(0, np.int32)
+
+
+class HeldBatch(NamedTuple):
+    slots: Places
+    refs: Ints
+    """How often each is held."""
 
 
 class BlockPool(PoolState):
@@ -105,14 +112,14 @@ class BlockPool(PoolState):
         Raises as `free`, and `OutOfBlocks`.
         """
         held = self._group(group)
-        slots = self._held(held, [block])
-        if self._arrays.refs[slots[0]] == 1 and not self._content_of(slots).any():
+        slots, before = self._held(held, [block])
+        if before[0] == 1 and not self._content_of(slots)[0]:
             return int(block)
         if not self.available(group):
             raise out_of_blocks(held, self._ledger, 1)
         with self._whole:
             new = held.take(1, self._ledger.num_available)
-            self._let_go(held, slots, self._arrays.refs.take(slots), np.ones(1, np.int32))
+            self._let_go(held, slots, before, 1)
         return int(new[0])
 
     # --- holding and giving back --------------------------------------------------------------------------------------
@@ -159,8 +166,7 @@ class BlockPool(PoolState):
         as often as they stand in `ids`.
         """
         held = self._group(group)
-        slots = self._held(held, ids)
-        before = self._arrays.refs.take(slots)
+        slots, before = self._held(held, ids)
         twice = repeated(slots, self._ledger.marks)
         times: Ints | int = 1
         if twice:
@@ -181,8 +187,10 @@ class BlockPool(PoolState):
         arrays = self._arrays
         left = before - times
         ended = slots if not np.count_nonzero(left) else slots[left == 0]
-        content = self._content_of(ended)
-        kept = ended[content][::-1]
+        kept, bare = ended[:0], ended
+        if arrays.has_content:
+            content = self._content_of(ended)
+            kept, bare = ended[content][::-1], ended[~content]
         stamps = self._ledger.next_stamps(len(kept))
         arrays.log_refs(slots, before)
         if len(kept):
@@ -191,8 +199,8 @@ class BlockPool(PoolState):
         arrays.end()
         if len(kept):
             held.rest(kept, stamps)
-        if len(kept) < len(ended):
-            held.release(ended[~content] if len(kept) else ended)
+        if len(bare):
+            held.release(bare)
 
     def commit_one(self, group: int, block: int) -> None:
         """As `commit` of one."""
@@ -202,7 +210,7 @@ class BlockPool(PoolState):
     def commit(self, group: int, ids: Ids) -> None:
         """These blocks, which must be held, keep content from now on. Raises as `free`."""
         held = self._group(group)
-        slots = self._held(held, ids)
+        slots = self._held(held, ids).slots
         if not len(slots):
             return
         arrays = self._arrays
@@ -229,13 +237,16 @@ class BlockPool(PoolState):
             if len(cached):
                 held.forget(cached)
 
-    def _held(self, held: Group, ids: Ids) -> Places:
+    def _held(self, held: Group, ids: Ids) -> HeldBatch:
         blocks = block_ids(ids, self.geometry.num_blocks(held.group))
         slots = self.geometry.slots_of(held.group, blocks)
-        wrong = (self._arrays.refs.take(slots) == 0) | self._foreign(held, blocks)
+        refs = self._arrays.refs.take(slots)
+        wrong = refs == 0
+        if len(self._groups) > 1:
+            wrong |= self._foreign(held, blocks)
         if np.count_nonzero(wrong):
             raise why_not(self._arrays, held.group, int(blocks[wrong][0]), "is not held")
-        return slots
+        return HeldBatch(slots, refs)
 
     def _known(self, held: Group, ids: Ids) -> Places:
         blocks = block_ids(ids, self.geometry.num_blocks(held.group))
@@ -245,16 +256,18 @@ class BlockPool(PoolState):
             raise why_not(self._arrays, held.group, int(blocks[wrong][0]), "is neither held nor cached")
         return slots
 
-    def _foreign(self, held: Group, blocks: Places) -> Any:
-        """Which blocks lie in slabs of others; where there is one group nothing does."""
-        if len(self._groups) == 1:
-            return False
+    def _foreign(self, held: Group, blocks: Places) -> Flags:
+        """Which blocks lie in slabs of others."""
         slabs = blocks if held.blocks_per_slab == 1 else blocks // held.blocks_per_slab
-        return self._arrays.owners.take(slabs) != held.owner
+        foreign: Flags = self._arrays.owners.take(slabs) != held.owner
+        return foreign
 
-    def _content_of(self, slots: Places) -> Any:
+    def _content_of(self, slots: Places) -> Flags:
         """Which of the slots keep content."""
-        return self._arrays.stamps.take(slots) > 0 if self._arrays.has_content else np.zeros(len(slots), np.bool_)
+        if not self._arrays.has_content:
+            return np.zeros(len(slots), np.bool_)
+        content: Flags = self._arrays.stamps.take(slots) > 0
+        return content
 
     # --- stale slabs --------------------------------------------------------------------------------------------------
 

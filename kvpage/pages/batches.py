@@ -13,6 +13,8 @@ from kvpage.errors import SpecInvalid, shorten
 from kvpage.pages.arrays import Ints
 from kvpage.pages.geometry import Places
 
+Marks = npt.NDArray[np.int16]
+_MOST_MARKED = 2**15
 Ids = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -49,18 +51,21 @@ class Repeated(NamedTuple):
     times: Ints
 
 
-def repeated(slots: Places, marks: Ints) -> Repeated | None:
+def repeated(slots: Places, marks: Marks) -> Repeated | None:
     """None when no slot stands twice in the batch. `marks`: scratch, an entry a slot."""
-    order = np.arange(len(slots), dtype=np.int32)
-    marks[slots] = order
-    if not np.count_nonzero(marks.take(slots) != order):
-        return None
+    if len(slots) <= _MOST_MARKED:  # quicker than to sort: the second of two overwrites the mark of the first
+        order = np.arange(len(slots), dtype=np.int16)
+        marks[slots] = order
+        if not np.count_nonzero(marks.take(slots) != order):
+            return None
     found, first, times = np.unique(slots, return_index=True, return_counts=True)
+    if len(found) == len(slots):
+        return None
     by_place = np.argsort(first)
     return Repeated(found[by_place], times[by_place].astype(np.int32))
 
 
-def distinct(slots: Places, marks: Ints) -> Places:
+def distinct(slots: Places, marks: Marks) -> Places:
     """Each once."""
     twice = repeated(slots, marks)
     return twice.slots if twice else slots

@@ -54,6 +54,9 @@ def fault_of(arrays: Arrays) -> str | None:
     stamps = arrays.stamps.reshape(geometry.num_slabs, -1) if arrays.has_content else None
     if stamps is not None and stamps.min() < 0:
         return f"block slot {int(arrays.stamps.argmin())} was last used at {int(stamps.min())}"
+    cached = stamps[(refs == 0) & (stamps > 0)] if stamps is not None else np.empty(0, np.int64)
+    if len(np.unique(cached)) < len(cached):
+        return "two blocks were last used at the same moment"
     widths = np.array([0, *geometry.blocks_per_slab])[owners]
     outside = np.arange(geometry.slots_per_slab) >= widths[:, None]
     outside[0] = True

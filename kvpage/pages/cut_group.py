@@ -41,46 +41,56 @@ class CutGroup(CutSlabs):
             self._arrays.refs_at[slab * self._per_slab + index] = 1
             self.used += 1
             return slab * self.blocks_per_slab + index
-        return None if self.roomy_idle else self._open_free_slab()
-
-    def _open_free_slab(self) -> int | None:
-        slab = self._ledger.free.pop_one()
-        if slab is None:
+        if self.roomy_idle:
             return None
+        free_slab = self._ledger.free.pop_one()
+        return self._evict_one() if free_slab is None else self._open_free_slab(free_slab)
+
+    def _open_free_slab(self, slab: int) -> int:
         if self._arrays.owners_at[slab] != self.owner:
             self._ledger.adopt_one(slab, self.owner)
         self.room[slab] = list(range(self.blocks_per_slab - 1, 0, -1))
-        self._used_at[slab] = 1
-        self.in_use += 1
-        self.used += 1
-        self._push(slab)
+        self._change_one(slab, 1, 0)
         self._arrays.refs_at[slab * self._per_slab] = 1
         return slab * self.blocks_per_slab
 
-    def free_one(self, block: int) -> bool:
-        """Whether it was free to do so: the block is held once and keeps no content, and its slab does not become idle.
+    def _evict_one(self) -> int | None:
+        """Of its own, if no slab has been idle for longer."""
+        arrays, entry = self._arrays, self.oldest.first()
+        while entry and (arrays.stamps_at[entry.item] != entry.stamp or arrays.refs_at[entry.item]):
+            self.oldest.skip()
+            entry = self.oldest.first()
+        idle = self._ledger.oldest_idle()
+        if entry is None or (idle and idle.stamp < entry.stamp):
+            return None
+        slab, index = divmod(entry.item, self._per_slab)
+        block = slab * self.blocks_per_slab + index
+        if self._on_evict:
+            self._on_evict(self.group, np.array([block], np.int32))
+        self.oldest.skip()
+        arrays.stamps_at[entry.item] = 0
+        self._change_one(slab, 1, -1)
+        arrays.refs_at[entry.item] = 1
+        return block
 
-        Changes nothing otherwise.
-        """
+    def free_one(self, block: int) -> bool:
+        """Whether it was free to do so: the block is held once, as almost all are. Changes nothing otherwise."""
         if type(block) is not int or not self.blocks_per_slab <= block < self._num_slabs * self.blocks_per_slab:
             return False
         slab, index = divmod(block, self.blocks_per_slab)
-        arrays, used, slot = self._arrays, self._used_at[slab], slab * self._per_slab + index
-        if not used or arrays.refs_at[slot] != 1 or (arrays.has_content and arrays.stamps_at[slot]):
+        arrays, slot = self._arrays, slab * self._per_slab + index
+        if not self._used_at[slab] or arrays.refs_at[slot] != 1:
             return False
-        if used == 1 and self._cached_at[slab]:
-            return False
-        arrays.refs_at[slot] = 0
-        self._used_at[slab] = used - 1
-        self.used -= 1
-        if used == 1:
-            self.room.pop(slab, None)
-            self.in_use -= 1
-            self._ledger.free.push_one(slab)
+        if arrays.has_content and arrays.stamps_at[slot]:
+            stamp = arrays.stamps_at[slot] = self._ledger.next_stamp()
+            arrays.refs_at[slot] = 0
+            self.oldest.append_one(slot, stamp)
+            self._change_one(slab, -1, 1)
         else:
+            arrays.refs_at[slot] = 0
             if slab in self.room:
                 self.room[slab].append(index)
-            self._push(slab)
+            self._change_one(slab, -1, 0)
         return True
 
     def commit_one(self, block: int) -> bool:
@@ -92,8 +102,7 @@ class CutGroup(CutSlabs):
         if not self._used_at[slab] or not self._arrays.refs_at[slot]:
             return False
         if not self._arrays.stamps_at[slot]:
-            self._ledger.clock += 1
-            self._arrays.stamps_at[slot] = self._ledger.clock
+            self._arrays.stamps_at[slot] = self._ledger.next_stamp()
         return True
 
     # --- many ---------------------------------------------------------------------------------------------------------
@@ -177,7 +186,7 @@ class CutGroup(CutSlabs):
         new = slabs[self.used_by_slab[slabs] + self.cached_by_slab[slabs] == 0]
         self._ledger.free.remove(new)
         self._ledger.adopt(new, self.owner)
-        self._change(slabs, counts, 0)
+        self._change(slabs, counts, 0 * counts)
         self._hand_out(ids)
         for slab in slabs.tolist():
             self.room.pop(slab, None)
@@ -189,10 +198,10 @@ class CutGroup(CutSlabs):
         ledger = self._ledger
         own = self.oldest.oldest()
         idle = ledger.idle.oldest() if new_slabs else None  # else all idle slabs are left to other groups
-        if own is not None and (idle is None or own < idle):
+        if own is not None and (idle is None or own <= idle):  # the same: found again, one block in an idle slab
             # When others need slabs too, blocks of several idle slabs may wake one slab too many: then one by one.
             number = wanted if new_slabs >= ledger.num_available else 1
-            return self._evict_own(self.oldest.pop(number, idle))
+            return self._evict_own(self.oldest.pop(number, None if idle is None else idle + 1))
         return ledger.evict_oldest(min(new_slabs, -(-wanted // self.blocks_per_slab)), own)
 
     def _evict_own(self, slots: Places) -> int:
@@ -220,28 +229,54 @@ class CutGroup(CutSlabs):
     def rest(self, slots: Places, stamps: Stamps) -> None:
         """These blocks are not held any more and keep content."""
         self.oldest.append(slots, stamps)
-        slabs, counts = np.unique(slots // self._per_slab, return_counts=True)
+        slabs, counts = _counted(slots // self._per_slab)
         self._change(slabs, -counts, counts)
 
     def wake(self, slots: Places) -> None:
         """These blocks kept content, and are held again."""
-        slabs, counts = np.unique(slots // self._per_slab, return_counts=True)
+        slabs, counts = _counted(slots // self._per_slab)
         self._change(slabs, counts, -counts)
 
     def release(self, slots: Places) -> None:
         """These blocks are not held any more and keep nothing."""
         self._add_room(slots)
-        slabs, counts = np.unique(slots // self._per_slab, return_counts=True)
-        self._change(slabs, -counts, 0)
+        slabs, counts = _counted(slots // self._per_slab)
+        self._change(slabs, -counts, 0 * counts)
 
     def forget(self, slots: Places) -> None:
         """These blocks were not held and kept content, and keep nothing now."""
         self._add_room(slots)
-        slabs, counts = np.unique(slots // self._per_slab, return_counts=True)
-        self._change(slabs, 0, -counts)
+        slabs, counts = _counted(slots // self._per_slab)
+        self._change(slabs, 0 * counts, -counts)
 
-    def _change(self, slabs: Places, used: Places | int, cached: Places | int) -> None:
-        """Each of these slabs, no slab twice, has so many more used and cached blocks; what follows from it."""
+    def _change_one(self, slab: int, used: int, cached: int) -> None:
+        """The slab has so many more used and cached blocks; what follows from it."""
+        ledger, was_used = self._ledger, self._used_at[slab]
+        is_used, has_content = was_used + used, self._cached_at[slab] + cached
+        self._used_at[slab], self._cached_at[slab] = is_used, has_content
+        self.used += used
+        self.cached += cached
+        if is_used and was_used:
+            if used + cached:
+                self._push(slab)
+            return
+        self.in_use += (is_used > 0) - (was_used > 0)
+        if ledger.idle_since_at[slab] and (is_used or not has_content):
+            self.num_idle -= 1
+            ledger.wake_one(slab)
+        elif has_content and was_used:
+            self.num_idle += 1
+            ledger.rest_one(slab, ledger.next_stamp())
+        if is_used or has_content:
+            self._push(slab)
+        else:
+            self.room.pop(slab, None)
+            ledger.free.push_one(slab)
+
+    def _change(self, slabs: Places, used: Places, cached: Places) -> None:
+        """As for one, for each of these slabs, no slab twice."""
+        if len(slabs) == 1:
+            return self._change_one(int(slabs[0]), int(used[0]), int(cached[0]))
         ledger = self._ledger
         was_used, was_idle = self.used_by_slab[slabs] > 0, ledger.idle_since[slabs] > 0
         self.used_by_slab[slabs] += used
@@ -261,3 +296,11 @@ class CutGroup(CutSlabs):
             self.room.pop(slab, None)
         for slab in slabs[is_used | has_content].tolist():
             self._push(slab)
+        return None
+
+
+def _counted(slabs: Places) -> tuple[Places, Places]:
+    """Each once, and how often it stands there."""
+    if len(slabs) and not np.count_nonzero(slabs != slabs[0]):
+        return slabs[:1], np.array([len(slabs)])
+    return np.unique(slabs, return_counts=True)

@@ -55,22 +55,14 @@ class FlatGroup:
 
     def _evict_one(self) -> int | None:
         ledger = self._ledger
-        while True:
-            first = ledger.idle.first()
-            if first is None:
-                return None
-            slab, stamp = first
-            if ledger.idle_since_at[slab] != stamp:
-                ledger.idle.skip()
-            elif self._arrays.owners_at[slab] != self.owner:
-                return None
-            else:
-                break
+        oldest = ledger.oldest_idle()
+        if oldest is None or self._arrays.owners_at[oldest.item] != self.owner:
+            return None
+        slab = oldest.item
         if self._on_evict:
             self._on_evict(self.group, np.array([slab], np.int32))
         ledger.idle.skip()
-        ledger.idle_since_at[slab] = 0
-        ledger.num_idle -= 1
+        ledger.wake_one(slab)
         self._stamps_at[slab] = 0
         self.cached -= 1
         self._refs_at[slab] = 1
@@ -85,13 +77,10 @@ class FlatGroup:
         if self._refs_at[block] != 1 or arrays.owners_at[block] != self.owner:
             return False
         if arrays.has_content and self._stamps_at[block]:
-            stamp = ledger.clock = ledger.clock + 1
-            self._stamps_at[block] = stamp
+            stamp = self._stamps_at[block] = ledger.next_stamp()
             self._refs_at[block] = 0
             self.cached += 1
-            ledger.num_idle += 1
-            ledger.idle_since_at[block] = stamp
-            ledger.idle.append_one(block, stamp)
+            ledger.rest_one(block, stamp)
         else:
             self._refs_at[block] = 0
             free = ledger.free
@@ -107,8 +96,7 @@ class FlatGroup:
         if not self._refs_at[block] or self._arrays.owners_at[block] != self.owner:
             return False
         if not self._stamps_at[block]:
-            self._ledger.clock += 1
-            self._stamps_at[block] = self._ledger.clock
+            self._stamps_at[block] = self._ledger.next_stamp()
         return True
 
     def take(self, count: int, new_slabs: int) -> Ints:

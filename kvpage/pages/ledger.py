@@ -7,10 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from kvpage.pages.arrays import Arrays, Ints, Stamps
+from kvpage.pages.arrays import Arrays, Stamps
+from kvpage.pages.batches import Marks
 from kvpage.pages.census import Census
 from kvpage.pages.geometry import Places
-from kvpage.pages.rings import AgeQueue, Stack
+from kvpage.pages.rings import AgeQueue, Entry, Stack
 
 
 class Evictable(Protocol):
@@ -37,7 +38,7 @@ class SlabLedger:
         self.idle = AgeQueue(lambda slabs, stamps: self.idle_since.take(slabs) == stamps)
         self.num_idle = 0
         self.free = Stack(1 + np.flatnonzero(census.owners[1:] == 0), num_slabs)
-        self.marks: Ints = np.empty(arrays.geometry.num_slots, np.int32)
+        self.marks: Marks = np.empty(arrays.geometry.num_slots, np.int16)
         """Scratch for finding what a batch names twice; untouched pages take no memory."""
         slabs = np.flatnonzero((census.used == 0) & (census.cached > 0))
         if len(slabs):
@@ -50,6 +51,10 @@ class SlabLedger:
         """Slabs that a group could have: free ones, and idle ones whose content would go."""
         return self.free.count + self.num_idle
 
+    def next_stamp(self) -> int:
+        self.clock += 1
+        return self.clock
+
     def next_stamps(self, count: int) -> Stamps:
         """Ascending, larger than all before."""
         self.clock += count
@@ -60,6 +65,21 @@ class SlabLedger:
         self.idle_since[slabs] = stamps
         self.num_idle += len(slabs)
         self.idle.append(slabs, stamps)
+
+    def rest_one(self, slab: int, stamp: int) -> None:
+        self.idle_since_at[slab] = stamp
+        self.num_idle += 1
+        self.idle.append_one(slab, stamp)
+
+    def wake_one(self, slab: int) -> None:
+        self.idle_since_at[slab] = 0
+        self.num_idle -= 1
+
+    def oldest_idle(self) -> Entry | None:
+        """The slab that is idle for longest."""
+        while (entry := self.idle.first()) and self.idle_since_at[entry.item] != entry.stamp:
+            self.idle.skip()
+        return entry
 
     def wake(self, slabs: Places) -> None:
         """These slabs, no slab twice, are not idle any more."""

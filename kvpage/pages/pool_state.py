@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from kvpage.errors import Conflict, SpecInvalid, shorten
 from kvpage.pages.arrays import Arrays, Ints, state_bytes
@@ -34,8 +33,7 @@ class PoolState:
         """
         self.geometry = geometry
         self._on_evict = on_evict
-        # Zeros of NumPy, unlike a bytearray's, take memory only when they are touched.
-        self._arrays = Arrays(geometry, np.zeros(state_bytes(geometry), np.uint8) if buffer is None else buffer)
+        self._arrays = Arrays(geometry, _own_memory(state_bytes(geometry)) if buffer is None else buffer)
         fault = None if self._arrays.is_new else fault_of(self._arrays)
         if fault:
             raise Conflict(f"the buffer is no sound state of a pool: {fault}; start the pool anew, with zeros")
@@ -100,6 +98,11 @@ class PoolState:
         except (KeyError, TypeError):
             last = len(self._groups) - 1
             raise SpecInvalid(f"there is no group {shorten(repr(group))}; the groups are 0 to {last}") from None
+
+
+def _own_memory(size_bytes: int) -> mmap.mmap:
+    """Zeros that take memory page by page when they are touched, as a memfd's do; a bytearray takes all at once."""
+    return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class _Whole:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,11 @@ class Stack:
         self.array[: self.count] = kept
 
 
+class Entry(NamedTuple):
+    item: int
+    stamp: int
+
+
 class AgeQueue:
     """(id, stamp) in the order of stamps. An entry is left behind when its id is used again: `counts` says which do."""
 
@@ -88,13 +94,14 @@ class AgeQueue:
         self._stamps_at[self._tail] = stamp
         self._tail += 1
 
-    def first(self) -> tuple[int, int] | None:
-        """The oldest entry, whether it counts or not: `skip` it then."""
+    def first(self) -> Entry | None:
+        """The oldest entry, whether it counts or not."""
         if self._head == self._tail:
             return None
-        return self._ids_at[self._head], self._stamps_at[self._head]
+        return Entry(self._ids_at[self._head], self._stamps_at[self._head])
 
     def skip(self) -> None:
+        """Go on to the next."""
         self._head += 1
 
     def entries(self) -> tuple[Ints, Stamps]:

@@ -41,6 +41,19 @@ def test_the_order_of_eviction_outlives_the_process() -> None:
     assert evicted == [*ids[4:][::-1].tolist(), *ids[:4][::-1].tolist()]
 
 
+def test_a_slab_with_one_cached_block_can_be_evicted_by_a_successor() -> None:
+    geometry = Geometry(3, (2,))
+    buffer = bytearray(state_bytes(geometry))
+    pool = BlockPool(geometry, buffer)
+    ids = pool.allocate(0, 4)
+    pool.commit(0, ids[[0, 2]])
+    pool.free(0, ids)
+    assert pool.counts(0) == (0, 2, 2, 2)
+    again = BlockPool(geometry, buffer)
+    assert len(again.allocate(0, 4)) == 4
+    again.check()
+
+
 def test_what_was_not_cleared_outlives_the_process() -> None:
     geometry = Geometry(2, (1, 1))
     buffer = bytearray(state_bytes(geometry))
@@ -103,6 +116,11 @@ def cell(name: str, place: int, value: int) -> Callable[[Furnished], None]:
     return lambda here: getattr(here.pool._arrays, name).__setitem__(place, value)
 
 
+def same_as_first(here: Furnished) -> tuple[int, int]:
+    first, second = here.pool.geometry.slots_of(1, np.array(here.cached[1])).tolist()
+    return second, here.pool._arrays.stamps_at[first]
+
+
 CORRUPT: dict[str, Callable[[Furnished], Any]] = {
     "other magic": word(0, 1),
     "no magic, but blocks": word(0, 0),
@@ -120,6 +138,7 @@ CORRUPT: dict[str, Callable[[Furnished], Any]] = {
     "a negative count": cell("refs", 5, -1),
     "a null block that is held": cell("refs", 0, 1),
     "a negative stamp": cell("stamps", 5, -1),
+    "two uses at one moment": lambda here: cell("stamps", *same_as_first(here))(here),
     "a null block with content": cell("stamps", 0, 1),
     "a slab half stale": cell("stale", 1, 2),
 }

@@ -16,7 +16,7 @@ def add(held: Any, name: str, number: int) -> None:
     setattr(held, name, getattr(held, name) + number)
 
 
-def set_at(array: Any, place: int, value: int) -> None:
+def set_at(array: Any, place: Any, value: int) -> None:
     array[place] = value
 
 
@@ -28,6 +28,7 @@ DOCTORED: dict[str, Callable[[Any], object]] = {
     "a slab belongs to group 6": lambda pool: set_at(pool._arrays.owners, 1, 7),
     "neither stale nor clean": lambda pool: set_at(pool._arrays.stale, 1, 2),
     "is held -1 times": lambda pool: set_at(pool._arrays.refs, 4, -1),
+    "at the same moment": lambda pool: set_at(pool._arrays.stamps, slice(8, 12), 77),
     "was last used at -1": lambda pool: set_at(pool._arrays.stamps, 4, -1),
     "where no group has a block: in slab 0": lambda pool: set_at(pool._arrays.refs, 1, 1),
     "in a slab of nobody": lambda pool: set_at(pool._arrays.owners, 1, 0),

@@ -216,6 +216,17 @@ def test_a_shared_or_cached_block_is_copied_before_it_is_written() -> None:
     assert pool.counts(0) == (2, 1, 0, 3)
 
 
+@pytest.mark.parametrize("size", [100, 2**15, 2**15 + 1, 100_000])
+def test_a_block_named_twice_is_seen_in_batches_of_every_size(size: int) -> None:
+    pool = flat(100_000)
+    ids = pool.allocate(0, size)
+    with pytest.raises(Conflict):
+        pool.free(0, [*ids.tolist(), int(ids[0])])
+    assert pool.counts(0).used == size
+    pool.free(0, ids)
+    pool.check()
+
+
 def test_a_block_cannot_be_held_more_often_than_can_be_counted() -> None:
     pool = flat(1)
     block = pool.allocate_one(0)

@@ -336,6 +336,13 @@ class Blocks(RuleBasedStateMachine):
             self.pool.allocate(group, count)
         self.hook_fails = False
         self.model.reopen()
+        # Slabs that it had taken already may be thought stale that are not: never the other way round.
+        stale = set(np.flatnonzero(self.pool._arrays.stale).tolist())
+        assert stale >= self.model.stale
+        self.model.stale = stale
+        self.model.last_owner = {
+            slab: owner - 1 for slab, owner in enumerate(self.pool._arrays.owners.tolist()) if owner
+        }
         self.agree()
 
     @rule()
