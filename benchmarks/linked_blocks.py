@@ -105,6 +105,14 @@ class FreeQueue:
         assert first is not None
         self._link(self.head, blocks, first)
 
+    def remove(self, block: Block) -> None:
+        before, after = block.before, block.after
+        assert before is not None
+        assert after is not None
+        before.after, after.before = after, before
+        block.before = block.after = None
+        self.num_free -= 1
+
     def _link(self, before: Block, blocks: list[Block], after: Block) -> None:
         for block in blocks:
             block.before, before.after = before, block
@@ -150,6 +158,12 @@ class LinkedBlocks:
             block_hash = content_hash + (0).to_bytes(4, "big")  # the group's number
             block.block_hash = block_hash
             self.by_hash.insert(block_hash, block)
+
+    def touch(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            if block.ref_cnt == 0 and not block.is_null:
+                self.queue.remove(block)
+            block.ref_cnt += 1
 
     def free(self, ordered: Iterable[Block]) -> None:
         blocks = list(ordered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, count
 
 from kvpage.pages.allocator import BlockPool
@@ -30,22 +31,23 @@ def main() -> None:
             size,
             evicting(size),
         )
+    in_turn("1000 cached blocks, found by a prefix hit", 1000, prefix_hit(), verbs=("retain", "free"))
     in_turn("one request of 8,192 tokens: 10 groups of 512 blocks, 4 of 65", 1000, admission())
     in_turn("a step of 256 sequences: 16 take a block", 100, decode_step())
     construction()
 
 
-def in_turn(title: str, size: int, sides: dict[str, Side]) -> None:
+def in_turn(title: str, size: int, sides: dict[str, Side], verbs: tuple[str, str] = ("allocate", "free")) -> None:
     """Time for one call of each side's two halves."""
     calls = calls_of(size)
     halves: dict[str, Callable[[], object]] = {}
     for name, (take, give) in sides.items():
         halves[f"{name} take"], halves[f"{name} give"] = repeated(take, calls), repeated(give, calls)
     timings = take_turns(halves, rounds=ROUNDS, warm_up=3)
-    for what, half in (("allocate", "take"), ("free", "give")):
+    for verb, half in zip(verbs, ("take", "give"), strict=True):
         rows = [timing.divided(calls) for timing in timings if timing.name.endswith(half)]
         rows = [Timing(row.name.removesuffix(f" {half}"), row.runs_s) for row in rows]
-        print_table(f"{what} {title}", rows, floor=LINKED)
+        print_table(f"{verb} {title}", rows, floor=LINKED)
 
 
 def calls_of(size: int) -> int:
@@ -145,6 +147,22 @@ def committed(pool: BlockPool, size: int) -> Side:
     if size == 1:
         return (lambda: ones.append(pool.allocate_one(0))), give_one
     return (lambda: taken.append(pool.allocate(0, size))), give
+
+
+def prefix_hit() -> dict[str, Side]:
+    """The same blocks five times: held once more each time, as prefixes are that many begin with."""
+    blocks, ready = LinkedBlocks(NUM_BLOCKS), hashes_of(count(1), 1000)
+    mine = blocks.allocate(1000)
+    blocks.commit(mine, ready)
+    blocks.free(mine)
+    sides: dict[str, Side] = {LINKED: ((lambda: blocks.touch(mine)), (lambda: blocks.free(mine)))}
+    for name, cut in (("kvpage", 1), ("kvpage, 16 blocks a slab", 16)):
+        pool = BlockPool(Geometry(NUM_BLOCKS // cut + 1, (cut,)))
+        ids = pool.allocate(0, 1000)
+        pool.commit(0, ids)
+        pool.free(0, ids)
+        sides[name] = (partial(pool.retain, 0, ids), partial(pool.free, 0, ids))
+    return sides
 
 
 # --- whole requests ---------------------------------------------------------------------------------------------------

@@ -191,9 +191,9 @@ class BlockPool(PoolState):
         if arrays.has_content:
             content = self._content_of(ended)
             kept, bare = ended[content][::-1], ended[~content]
-        stamps = self._ledger.next_stamps(len(kept))
         arrays.log_refs(slots, before)
         if len(kept):
+            stamps = self._ledger.next_stamps(len(kept))
             arrays.stamps[kept] = stamps
         arrays.refs[slots] = left
         arrays.end()

@@ -4,7 +4,7 @@ Everything else (free lists, counts, the order of eviction) is found again from 
 array at a multiple of 64 bytes:
 
     header     int64[8]      which state this is, and the log's length and kind (below)
-    owners     int16[slabs]  1 + the group that has the slab or had it last; 0: nobody yet
+    owners     int16[slabs]  1 + the group that has the slab or had it last (a pool's only group: all); 0: nobody yet
     stale      int8[slabs]   1: the slab changed group, and its bytes were not cleared since
     refs       int32[slots]  how often the block is held
     stamps     int64[slots]  0: no content; else when a block with content was last used, counted in uses

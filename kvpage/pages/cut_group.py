@@ -56,22 +56,28 @@ class CutGroup(CutSlabs):
 
     def _evict_one(self) -> int | None:
         """Of its own, if no slab has been idle for longer."""
-        arrays, entry = self._arrays, self.oldest.first()
-        while entry and (arrays.stamps_at[entry.item] != entry.stamp or arrays.refs_at[entry.item]):
-            self.oldest.skip()
-            entry = self.oldest.first()
-        idle = self._ledger.oldest_idle()
-        if entry is None or (idle and idle.stamp < entry.stamp):
+        arrays, ledger, slot = self._arrays, self._ledger, self._oldest_one()
+        idle = ledger.oldest_idle()
+        if slot is None or (idle is not None and ledger.idle_since_at[idle] < arrays.stamps_at[slot]):
             return None
-        slab, index = divmod(entry.item, self._per_slab)
+        slab, index = divmod(slot, self._per_slab)
         block = slab * self.blocks_per_slab + index
         if self._on_evict:
             self._on_evict(self.group, np.array([block], np.int32))
         self.oldest.skip()
-        arrays.stamps_at[entry.item] = 0
+        arrays.stamps_at[slot] = 0
         self._change_one(slab, 1, -1)
-        arrays.refs_at[entry.item] = 1
+        arrays.refs_at[slot] = 1
         return block
+
+    def _oldest_one(self) -> int | None:
+        queue, arrays = self.oldest, self._arrays
+        while queue.head < queue.tail:
+            slot = queue.ids_at[queue.head]
+            if arrays.stamps_at[slot] == queue.stamps_at[queue.head] and not arrays.refs_at[slot]:
+                return slot
+            queue.head += 1
+        return None
 
     def free_one(self, block: int) -> bool:
         """Whether it was free to do so: the block is held once, as almost all are. Changes nothing otherwise."""

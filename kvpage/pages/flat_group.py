@@ -55,10 +55,9 @@ class FlatGroup:
 
     def _evict_one(self) -> int | None:
         ledger = self._ledger
-        oldest = ledger.oldest_idle()
-        if oldest is None or self._arrays.owners_at[oldest.item] != self.owner:
+        slab = ledger.oldest_idle()
+        if slab is None or self._arrays.owners_at[slab] != self.owner:
             return None
-        slab = oldest.item
         if self._on_evict:
             self._on_evict(self.group, np.array([slab], np.int32))
         ledger.idle.skip()

@@ -11,7 +11,7 @@ from kvpage.pages.arrays import Arrays, Stamps
 from kvpage.pages.batches import Marks
 from kvpage.pages.census import Census
 from kvpage.pages.geometry import Places
-from kvpage.pages.rings import AgeQueue, Entry, Stack
+from kvpage.pages.rings import AgeQueue, Stack
 
 
 class Evictable(Protocol):
@@ -28,6 +28,8 @@ class SlabLedger:
     def __init__(self, arrays: Arrays, census: Census) -> None:
         num_slabs = arrays.geometry.num_slabs
         self.arrays = arrays
+        if len(arrays.geometry.blocks_per_slab) == 1:
+            arrays.owners[1:] = 1
         self.groups: Sequence[Evictable] = ()
         """Set once, when they are made."""
         self.clock = int(arrays.stamps.max()) if arrays.has_content else 0
@@ -75,11 +77,15 @@ class SlabLedger:
         self.idle_since_at[slab] = 0
         self.num_idle -= 1
 
-    def oldest_idle(self) -> Entry | None:
+    def oldest_idle(self) -> int | None:
         """The slab that is idle for longest."""
-        while (entry := self.idle.first()) and self.idle_since_at[entry.item] != entry.stamp:
-            self.idle.skip()
-        return entry
+        queue = self.idle
+        while queue.head < queue.tail:
+            slab = queue.ids_at[queue.head]
+            if self.idle_since_at[slab] == queue.stamps_at[queue.head]:
+                return slab
+            queue.head += 1
+        return None
 
     def wake(self, slabs: Places) -> None:
         """These slabs, no slab twice, are not idle any more."""
@@ -88,6 +94,8 @@ class SlabLedger:
 
     def adopt(self, slabs: Places, owner: int) -> None:
         """These free slabs, no slab twice, belong to `owner` (1 + group) from now on."""
+        if len(self.groups) == 1:
+            return  # it has them all
         before = self.arrays.owners.take(slabs)
         changed = before != owner
         if np.count_nonzero(changed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,24 +53,20 @@ class Stack:
         self.array[: self.count] = kept
 
 
-class Entry(NamedTuple):
-    item: int
-    stamp: int
-
-
 class AgeQueue:
     """(id, stamp) in the order of stamps. An entry is left behind when its id is used again: `counts` says which do."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._reserve(_LEAST_CAPACITY)
-        self._head = self._tail = 0
+        self.head = self.tail = 0
+        """Entries from here, to here."""
 
     def _reserve(self, capacity: int) -> None:
         self._ids: Ints = np.empty(capacity, np.int32)
         self._stamps: Stamps = np.empty(capacity, np.int64)
-        self._ids_at = memoryview(self._ids)  # type: ignore[arg-type]
-        self._stamps_at = memoryview(self._stamps)  # type: ignore[arg-type]
+        self.ids_at = memoryview(self._ids)  # type: ignore[arg-type]
+        self.stamps_at = memoryview(self._stamps)  # type: ignore[arg-type]
 
     def fill(self, ids: Places, stamps: Stamps) -> None:
         """Put in what is found in the arrays, in any order."""
@@ -80,60 +75,54 @@ class AgeQueue:
 
     def append(self, ids: Places, stamps: Stamps) -> None:
         """`stamps` ascend, and are larger than all before."""
-        if self._tail + len(ids) > len(self._ids):
+        if self.tail + len(ids) > len(self._ids):
             self._make_room(len(ids))
-        end = self._tail + len(ids)
-        self._ids[self._tail : end] = ids
-        self._stamps[self._tail : end] = stamps
-        self._tail = end
+        end = self.tail + len(ids)
+        self._ids[self.tail : end] = ids
+        self._stamps[self.tail : end] = stamps
+        self.tail = end
 
     def append_one(self, item: int, stamp: int) -> None:
-        if self._tail == len(self._ids):
+        if self.tail == len(self._ids):
             self._make_room(1)
-        self._ids_at[self._tail] = item
-        self._stamps_at[self._tail] = stamp
-        self._tail += 1
-
-    def first(self) -> Entry | None:
-        """The oldest entry, whether it counts or not."""
-        if self._head == self._tail:
-            return None
-        return Entry(self._ids_at[self._head], self._stamps_at[self._head])
+        self.ids_at[self.tail] = item
+        self.stamps_at[self.tail] = stamp
+        self.tail += 1
 
     def skip(self) -> None:
-        """Go on to the next."""
-        self._head += 1
+        """The oldest entry counts no more."""
+        self.head += 1
 
     def entries(self) -> tuple[Ints, Stamps]:
         """All that count, oldest first."""
-        ids, stamps = self._ids[self._head : self._tail], self._stamps[self._head : self._tail]
+        ids, stamps = self._ids[self.head : self.tail], self._stamps[self.head : self.tail]
         counting = self._counts(ids, stamps)
         return ids[counting], stamps[counting]
 
     def oldest(self) -> int | None:
         """The stamp of the oldest entry that counts."""
-        while self._head < self._tail:
-            end = min(self._tail, self._head + _LOOK)
-            places = np.flatnonzero(self._counts(self._ids[self._head : end], self._stamps[self._head : end]))
+        while self.head < self.tail:
+            end = min(self.tail, self.head + _LOOK)
+            places = np.flatnonzero(self._counts(self._ids[self.head : end], self._stamps[self.head : end]))
             if len(places):
-                self._head += int(places[0])
-                return int(self._stamps[self._head])
-            self._head = end
+                self.head += int(places[0])
+                return int(self._stamps[self.head])
+            self.head = end
         return None
 
     def pop(self, count: int, before: int | None = None) -> Places:
         """The oldest ids that count, up to `count` of them, all with stamps smaller than `before`."""
-        tail = self._tail
+        tail = self.tail
         if before is not None:
-            tail = self._head + int(np.searchsorted(self._stamps[self._head : tail], before))
+            tail = self.head + int(np.searchsorted(self._stamps[self.head : tail], before))
         taken: list[Ints] = []
-        while count and self._head < tail:
-            end = min(tail, self._head + max(count, _LOOK))
-            ids = self._ids[self._head : end]
-            places = np.flatnonzero(self._counts(ids, self._stamps[self._head : end]))[:count]
+        while count and self.head < tail:
+            end = min(tail, self.head + max(count, _LOOK))
+            ids = self._ids[self.head : end]
+            places = np.flatnonzero(self._counts(ids, self._stamps[self.head : end]))[:count]
             taken.append(ids[places])
             count -= len(places)
-            self._head = end if count else self._head + int(places[-1]) + 1
+            self.head = end if count else self.head + int(places[-1]) + 1
         return np.concatenate([*taken, np.empty(0, np.intp)])
 
     def _make_room(self, count: int) -> None:
@@ -141,4 +130,4 @@ class AgeQueue:
         capacity = max(_LEAST_CAPACITY, 2 * (len(ids) + count))
         self._reserve(capacity)
         self._ids[: len(ids)], self._stamps[: len(ids)] = ids, stamps
-        self._head, self._tail = 0, len(ids)
+        self.head, self.tail = 0, len(ids)

@@ -31,6 +31,13 @@ def test_planning_in_the_library() -> None:
     assert "cannot-unify-page-size: {'layer': 'draft.0', 'page_size_bytes': 65536" in printed
 
 
+def test_blocks_of_a_plan() -> None:
+    printed = run_example("blocks.py")
+    assert "out-of-blocks: wanted 1000000000, available " in printed
+    assert "done: 0 used, 2 cached" in printed
+    assert "found again: 2 used, 0 cached" in printed
+
+
 def test_a_scheduler_makes_a_pool_and_an_engine_writes_to_it(run_dir: Path) -> None:
     with ApiService(run_dir):
         first, second = run_example("scheduler.py", run_dir), run_example("scheduler.py", run_dir)
