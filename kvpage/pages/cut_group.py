@@ -8,6 +8,8 @@ group.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from kvpage.errors import InternalError
 from kvpage.pages.arrays import Ints, Stamps
 from kvpage.pages.cut_slabs import CutSlabs
 from kvpage.pages.geometry import Places
+
+_FEW = 100  # so many are counted sooner by Python than by NumPy
 
 
 class CutGroup(CutSlabs):
@@ -188,11 +192,11 @@ class CutGroup(CutSlabs):
         slots = self._arrays.geometry.slots_of(self.group, ids)
         if self._arrays.has_content:
             self._evict_own(slots[self._arrays.stamps[slots] > 0])
-        slabs, counts = np.unique(ids // self.blocks_per_slab, return_counts=True)
+        slabs = np.unique(ids // self.blocks_per_slab)
         new = slabs[self.used_by_slab[slabs] + self.cached_by_slab[slabs] == 0]
         self._ledger.free.remove(new)
         self._ledger.adopt(new, self.owner)
-        self._change(slabs, counts, 0 * counts)
+        self._change(slots, 1, 0)
         self._hand_out(ids)
         for slab in slabs.tolist():
             self.room.pop(slab, None)
@@ -235,25 +239,21 @@ class CutGroup(CutSlabs):
     def rest(self, slots: Places, stamps: Stamps) -> None:
         """These blocks are not held any more and keep content."""
         self.oldest.append(slots, stamps)
-        slabs, counts = _counted(slots // self._per_slab)
-        self._change(slabs, -counts, counts)
+        self._change(slots, -1, 1)
 
     def wake(self, slots: Places) -> None:
         """These blocks kept content, and are held again."""
-        slabs, counts = _counted(slots // self._per_slab)
-        self._change(slabs, counts, -counts)
+        self._change(slots, 1, -1)
 
     def release(self, slots: Places) -> None:
         """These blocks are not held any more and keep nothing."""
         self._add_room(slots)
-        slabs, counts = _counted(slots // self._per_slab)
-        self._change(slabs, -counts, 0 * counts)
+        self._change(slots, -1, 0)
 
     def forget(self, slots: Places) -> None:
         """These blocks were not held and kept content, and keep nothing now."""
         self._add_room(slots)
-        slabs, counts = _counted(slots // self._per_slab)
-        self._change(slabs, 0 * counts, -counts)
+        self._change(slots, 0, -1)
 
     def _change_one(self, slab: int, used: int, cached: int) -> None:
         """The slab has so many more used and cached blocks; what follows from it."""
@@ -279,34 +279,16 @@ class CutGroup(CutSlabs):
             self.room.pop(slab, None)
             ledger.free.push_one(slab)
 
-    def _change(self, slabs: Places, used: Places, cached: Places) -> None:
-        """As for one, for each of these slabs, no slab twice."""
-        if len(slabs) == 1:
-            return self._change_one(int(slabs[0]), int(used[0]), int(cached[0]))
-        ledger = self._ledger
-        was_used, was_idle = self.used_by_slab[slabs] > 0, ledger.idle_since[slabs] > 0
-        self.used_by_slab[slabs] += used
-        self.cached_by_slab[slabs] += cached
-        self.used += int(np.sum(used))
-        self.cached += int(np.sum(cached))
-        is_used, has_content = self.used_by_slab[slabs] > 0, self.cached_by_slab[slabs] > 0
-        is_idle = ~is_used & has_content
-        self.in_use += int(np.count_nonzero(is_used)) - int(np.count_nonzero(was_used))
-        self.num_idle += int(np.count_nonzero(is_idle)) - int(np.count_nonzero(was_idle))
-        ledger.wake(slabs[was_idle & ~is_idle])
-        rests = slabs[is_idle & ~was_idle]
-        ledger.rest(rests, ledger.next_stamps(len(rests)))
-        empty = slabs[~is_used & ~has_content]
-        ledger.free.push(empty)
-        for slab in empty.tolist():
-            self.room.pop(slab, None)
-        for slab in slabs[is_used | has_content].tolist():
-            self._push(slab)
-        return None
+    def _change(self, slots: Places, used: int, cached: int) -> None:
+        """So many more used and cached blocks for each of these slots."""
+        for slab, count in _counted(slots // self._per_slab):
+            self._change_one(slab, used * count, cached * count)
 
 
-def _counted(slabs: Places) -> tuple[Places, Places]:
-    """Each once, and how often it stands there."""
-    if len(slabs) and not np.count_nonzero(slabs != slabs[0]):
-        return slabs[:1], np.array([len(slabs)])
-    return np.unique(slabs, return_counts=True)
+def _counted(slabs: Places) -> Iterable[tuple[int, int]]:
+    """Each once, in the order of first places, and how often it stands there."""
+    if len(slabs) <= _FEW:
+        return Counter(slabs.tolist()).items()
+    found, first, counts = np.unique(slabs, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    return zip(found[order].tolist(), counts[order].tolist(), strict=True)

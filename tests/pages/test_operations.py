@@ -127,6 +127,18 @@ def test_the_tail_of_what_was_freed_together_is_evicted_first(one_by_one: bool) 
     assert evicted == [*early[::-1], *late[::-1]]
 
 
+@pytest.mark.parametrize("cut", [2, 200])
+def test_so_is_the_slab_of_the_tail(cut: int) -> None:
+    evicted: list[tuple[int, list[int]]] = []
+    pool = BlockPool(Geometry(4, (cut, 1)), on_evict=lambda group, ids: evicted.append((group, ids.tolist())))
+    ids = pool.allocate(0, 3 * cut)
+    pool.commit(0, ids)
+    pool.free(0, ids)
+    for slab in (2, 1, 0):
+        pool.allocate_one(1)
+        assert evicted.pop() == (0, sorted(ids[slab * cut : (slab + 1) * cut].tolist()))
+
+
 def test_the_fullest_slab_is_taken_from_first_so_that_others_empty() -> None:
     pool = BlockPool(Geometry(4, (4,)))
     ids = pool.allocate(0, 12).tolist()
