@@ -88,14 +88,16 @@ class Lifetime:
         return np.zeros_like(lengths)
 
     def most_blocks(self, num_tokens: int, step_tokens: int, encoder_tokens: int = 0) -> int:
-        """Most blocks held while growing to `num_tokens` in steps of at most `step_tokens`: what the plan charges."""
+        """Most blocks held while growing to `num_tokens` in steps of at most `step_tokens`. The plan charges as many; one
+        less where a chunk is no multiple of the block size, as vLLM counts."""
         if not self.grows:
             return self.fixed_blocks(encoder_tokens)
         if self.kind == "full":
             return ceil_div(num_tokens, self.block_size)
         if self.kind == "window":  # + 1: it need not start at the first token of a block
             return ceil_div(min(self.reach - 1 + step_tokens, num_tokens), self.block_size) + 1
-        return ceil_div(min(self.reach + step_tokens, num_tokens), self.block_size)
+        begins_inside = self.reach % self.block_size > 0  # a chunk may begin in the middle of a block: one block more
+        return ceil_div(min(self.reach + step_tokens, num_tokens), self.block_size) + begins_inside
 
 
 def lifetimes_of(

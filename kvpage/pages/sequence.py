@@ -61,14 +61,19 @@ class Sequence:
         """The block of each run of tokens, 0 where it was given back; a view, right until the sequence changes."""
         return self._tables[group].ids
 
-    def held_blocks(self) -> tuple[int, ...]:
-        """By group."""
+    def held(self, group: int) -> list[int]:
+        """Every block that the sequence holds in the group, those of a checkpoint that waits too."""
+        waiting = self._checkpoint.blocks if self._checkpoint else {}
+        return [*self._tables[group].held.tolist(), *(block for at, block in waiting.items() if at == group)]
+
+    def num_held(self) -> tuple[int, ...]:
+        """By group: blocks."""
         waiting = self._checkpoint.blocks if self._checkpoint else {}
         return tuple(table.num_held + (group in waiting) for group, table in enumerate(self._tables))
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self.num_tokens} of {self.num_known_tokens} tokens"
-        return f"<Sequence, {state}, blocks {list(self.held_blocks())}>"
+        return f"<Sequence, {state}, blocks {list(self.num_held())}>"
 
     # --- growing ------------------------------------------------------------------------------------------------------
 
