@@ -208,10 +208,10 @@ class CutGroup(CutSlabs):
         ledger = self._ledger
         own = self.oldest.oldest()
         idle = ledger.idle.oldest() if new_slabs else None  # else all idle slabs are left to other groups
-        if own is not None and (idle is None or own <= idle):  # the same: found again, one block in an idle slab
+        if own is not None and (idle is None or own < idle):
             # When others need slabs too, blocks of several idle slabs may wake one slab too many: then one by one.
             number = wanted if new_slabs >= ledger.num_available else 1
-            return self._evict_own(self.oldest.pop(number, None if idle is None else idle + 1))
+            return self._evict_own(self.oldest.pop(number, idle))
         return ledger.evict_oldest(min(new_slabs, -(-wanted // self.blocks_per_slab)), own)
 
     def _evict_own(self, slots: Places) -> int:

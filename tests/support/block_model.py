@@ -86,7 +86,7 @@ class BlockModel:
         cached = self.cached(group) if self.blocks_per_slab[group] > 1 else []
         oldest = min(cached, key=self.content.__getitem__, default=None)
         slab_age = min((self.idle_since[slab] for slab in self.idle_slabs()), default=None)
-        if oldest is not None and (slab_age is None or self.content[oldest] <= slab_age):
+        if oldest is not None and (slab_age is None or self.content[oldest] < slab_age):
             return {self.slab_of(oldest)}, {oldest}
         slabs = {slab for slab in self.idle_slabs() if self.idle_since[slab] == slab_age}
         return slabs, {block for block in self.content if self.slab_of(block) in slabs}
