@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,13 +33,13 @@ class PoolState:
         Raises `SpecInvalid` for a buffer of another size, `Conflict` for one that holds no sound state of such a pool.
         """
         self.geometry = geometry
-        self._on_evict = on_evict
+        self._on_evict = partial(self._tell, on_evict) if on_evict else None
         self._arrays = Arrays(geometry, _own_memory(state_bytes(geometry)) if buffer is None else buffer)
         fault = None if self._arrays.is_new else fault_of(self._arrays)
         if fault:
             raise Conflict(f"the buffer is no sound state of a pool: {fault}; start the pool anew, with zeros")
         self._groups: dict[int, Group] = {}
-        self._is_closed = False
+        self._is_closed = self._is_telling = False
         self._whole = _Whole(self)
         self._recover()
         self._arrays.is_new = False
@@ -88,10 +89,20 @@ class PoolState:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def _tell(self, on_evict: Callable[[int, Ints], object], group: int, ids: Ints) -> None:
+        """Amid an operation nothing else may be done: while `on_evict` looks for groups there are none."""
+        groups, self._groups, self._is_telling = self._groups, {}, True
+        try:
+            on_evict(group, ids)
+        finally:
+            self._groups, self._is_telling = groups, False
+
     def _group(self, group: int) -> Group:
         if not self._groups:
             if self._is_closed:
                 raise Conflict("the block pool is closed")
+            if self._is_telling:
+                raise Conflict("on_evict called the block pool amid an operation; note what goes, and act on it later")
             self._recover()
         try:
             return self._groups[group]

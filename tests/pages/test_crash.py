@@ -24,7 +24,6 @@ from support.watched_stores import watch, watch_arrays
 
 CHURN = ROOT / "tests" / "support" / "block_churn.py"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
-NUM_KILLS = 8
 Store = Callable[[bool], None]
 BOTH = pytest.mark.parametrize("geometry", GEOMETRIES)
 EVERY = pytest.mark.parametrize("operation", OPERATIONS)
@@ -175,10 +174,13 @@ def test_what_a_process_leaves_that_kills_itself_at_a_store_is_what_was_foreseen
 
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_a_process_killed_at_random_instants_leaves_its_operation_done_or_undone(geometry: str, seed: int) -> None:
+@pytest.mark.parametrize("num_kills", [8, pytest.param(200, marks=pytest.mark.long)])
+def test_a_process_killed_at_random_instants_leaves_its_operation_done_or_undone(
+    geometry: str, num_kills: int, seed: int
+) -> None:
     random = Random(seed)
     with shared_state(geometry) as (descriptor, mapped):
-        for _ in range(NUM_KILLS):
+        for _ in range(num_kills):
             command = [sys.executable, str(CHURN), "churn", geometry, str(random.getrandbits(32)), str(descriptor)]
             with subprocess.Popen(command, pass_fds=[descriptor], stdout=subprocess.PIPE, env=ENVIRONMENT) as child:
                 assert child.stdout is not None

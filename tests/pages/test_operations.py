@@ -171,6 +171,40 @@ def test_the_older_of_an_own_block_and_a_whole_idle_slab_is_evicted() -> None:
     assert evicted == [(1, [old]), (0, own[:1])]
 
 
+def test_what_is_told_of_evictions_cannot_call_the_pool() -> None:
+    calls: list[Any] = []
+    pool = BlockPool(Geometry(3, (2,)), on_evict=lambda group, ids: calls.pop()(group, ids))
+    ids = cached(pool, 0, 4)
+    for call in (pool.free, pool.retain, lambda group, _: pool.allocate_one(group), lambda *_: pool.check()):
+        for take in (lambda: pool.allocate(0, 3), lambda: pool.allocate_one(0)):
+            calls.append(call)
+            with pytest.raises(Conflict):
+                take()
+            assert pool.counts(0) == (0, 4, 0, 2)
+            pool.check()
+    calls += [lambda *_: None] * 4
+    assert sorted(pool.allocate(0, 4).tolist()) == sorted(ids)
+
+
+def test_using_cached_blocks_again_and_again_takes_no_more_memory() -> None:
+    for cut in (1, 4):
+        pool = BlockPool(Geometry(2000 // cut + 1, (cut,)))
+        ids = pool.allocate(0, 2000)
+        pool.commit(0, ids[::2])
+        pool.free(0, ids)
+        for _ in range(300):
+            pool.retain(0, ids[::2])
+            again = pool.allocate(0, 500)
+            pool.free(0, again)
+            pool.free(0, ids[::2])
+        held: Any = pool._groups[0]
+        queues = [pool._ledger.idle, held.oldest] if cut > 1 else [pool._ledger.idle]
+        assert max(len(queue.ids_at) for queue in queues) <= 4 * 2000
+        if cut > 1:
+            assert len(held.roomy) + len(held.roomy_idle) <= 5 * 500 + 500
+        pool.check()
+
+
 # --- several groups ---------------------------------------------------------------------------------------------------
 
 
