@@ -27,6 +27,8 @@ _KINDS: dict[str, Kind] = {
     "cross_attention": "encoder",
 }
 Lengths = npt.NDArray[np.int64]
+FOR_EVER = 2**62
+"""More tokens than any sequence has."""
 
 
 def ceil_div(value: int, divisor: int) -> int:
@@ -67,6 +69,12 @@ class Lifetime:
             return num_tokens // self.reach * self.reach // self.block_size
         return 0
 
+    def unchanged_until(self, num_tokens: int) -> int:
+        """Up to so many tokens `first_block` stays as it is."""
+        if self.kind == "window":
+            return (self.first_block(num_tokens) + 1) * self.block_size + self.reach - 2
+        return (num_tokens // self.reach + 1) * self.reach - 1 if self.kind == "chunk" else FOR_EVER
+
     def end_block(self, num_tokens: int) -> int:
         return ceil_div(num_tokens, self.block_size)
 
@@ -88,8 +96,8 @@ class Lifetime:
         return np.zeros_like(lengths)
 
     def most_blocks(self, num_tokens: int, step_tokens: int, encoder_tokens: int = 0) -> int:
-        """Most blocks held while growing to `num_tokens` in steps of at most `step_tokens`. The plan charges as many; one
-        less where a chunk is no multiple of the block size, as vLLM counts."""
+        """Most blocks held while growing to `num_tokens` in steps of at most `step_tokens`. The plan charges as many;
+        one less where a chunk is no multiple of the block size, as vLLM counts."""
         if not self.grows:
             return self.fixed_blocks(encoder_tokens)
         if self.kind == "full":

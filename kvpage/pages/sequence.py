@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from kvpage.errors import Conflict, SpecInvalid
-from kvpage.pages.allocator import BlockPool
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import whole_number
 from kvpage.pages.block_table import BlockTable
 from kvpage.pages.checkpoint import Checkpoint
 from kvpage.pages.hashing import TokenHashes, Tokens
-from kvpage.pages.lifetimes import Lifetime
+from kvpage.pages.lifetimes import FOR_EVER
 from kvpage.pages.needs import Copy, Needs
-from kvpage.pages.prefix import Match, PrefixCache
-from kvpage.pages.sharing import Sharing
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What all sequences of a pool have in common."""
-
-    pool: BlockPool
-    lifetimes: tuple[Lifetime, ...]
-    prefix: PrefixCache | None
-    sharing: Sharing
+from kvpage.pages.prefix import Match
+from kvpage.pages.sharing import Shared
 
 
 class Sequence:
@@ -45,6 +33,7 @@ class Sequence:
         self._checkpoint = None if self._prefix is None else Checkpoint(self._prefix)
         self.num_tokens = self._num_settled = self.num_prefix_tokens = 0
         self._has_begun = self._is_closed = self._may_share = False
+        self._steady_until = self._room_until = 0  # from and to so many tokens a step changes no table
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
@@ -152,7 +141,9 @@ class Sequence:
         self._has_begun = True
         self._num_settled = self.num_prefix_tokens = match.num_tokens
         self.num_tokens = end
-        return tuple(copy for group in range(len(self._tables)) for copy in self._lay(group, match, taken[group]))
+        copies = tuple(copy for group in taken for copy in self._lay(group, match, taken[group]))
+        self._note_quiet_steps()
+        return copies
 
     def _lay(self, group: int, match: Match, taken: Ints) -> list[Copy]:
         """Begin the table of a group with its part of the prefix and what was allocated."""
@@ -186,15 +177,26 @@ class Sequence:
             return False
         return not self._shared.sharing.is_writable(group, self._tables[group].last())
 
+    def _note_quiet_steps(self) -> None:
+        """Most steps of a token change nothing: found out once for many of them."""
+        lifetimes = self._shared.lifetimes
+        settled, tables = self._num_settled, self._tables
+        self._steady_until = min(
+            (lifetimes[group].unchanged_until(settled) for group in self._growing), default=FOR_EVER
+        )
+        self._room_until = min(
+            (tables[group].end * lifetimes[group].block_size for group in self._growing), default=FOR_EVER
+        )
+
     def _grow(self, end: int) -> tuple[Copy, ...]:
+        if self.num_tokens <= self._steady_until and end <= self._room_until and not self._may_share:
+            self._num_settled, self.num_tokens = self.num_tokens, end
+            return ()
         needs = self._next_needs(end)
         for group in self._growing:
             if needs.given_back_blocks[group]:
                 self._give_back(group, self._shared.lifetimes[group].first_block(self.num_tokens))
         self._num_settled = self.num_tokens
-        if not any(needs.new_blocks):
-            self.num_tokens = end
-            return ()
         taken = self._pool.allocate_all({group: needs.new_blocks[group] for group in self._growing})
         copies = []
         for group in self._growing:
@@ -206,6 +208,7 @@ class Sequence:
                 new = new[1:]
             table.append(new)
         self.num_tokens = end
+        self._note_quiet_steps()
         return tuple(copies)
 
     def _give_back(self, group: int, start: int) -> None:
@@ -306,6 +309,7 @@ class Sequence:
         self._hashes.truncate(count)
         self._may_share |= count < self.num_tokens  # the last block may have been committed
         self.num_tokens, self._num_settled = count, min(count, self._num_settled)
+        self._room_until = 0
 
     def _check_way_back(self, count: int) -> None:
         for group, lifetime in enumerate(self._shared.lifetimes):

@@ -23,8 +23,8 @@ from kvpage.pages.batches import whole_number
 from kvpage.pages.hashing import Span, TokenHashes, Tokens
 from kvpage.pages.lifetimes import Lifetime
 from kvpage.pages.prefix import PrefixCache
-from kvpage.pages.sequence import Sequence, Shared
-from kvpage.pages.sharing import Sharing
+from kvpage.pages.sequence import Sequence
+from kvpage.pages.sharing import Shared, Sharing
 
 
 class Sequences:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from kvpage.pages.allocator import BlockPool
+from kvpage.pages.lifetimes import Lifetime
 from kvpage.pages.prefix import PrefixCache
 
 
@@ -34,3 +36,13 @@ class Sharing:
         if self._prefix and self._prefix.is_found(group, block):
             return False
         return int(self._pool.times_held(group, [block])[0]) - self._sources[group, block] <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all sequences of a pool have in common."""
+
+    pool: BlockPool
+    lifetimes: tuple[Lifetime, ...]
+    prefix: PrefixCache | None
+    sharing: Sharing

@@ -108,6 +108,16 @@ def test_token_by_token_a_sequence_holds_what_simulations_count(lifetime: Lifeti
             sequence.append([tokens])
 
 
+@given(lifetimes(), st.integers(0, 40))
+def test_a_lifetime_says_how_long_the_first_block_stays(lifetime: Lifetime, num_tokens: int) -> None:
+    until = lifetime.unchanged_until(num_tokens)
+    assert until >= num_tokens
+    same = {lifetime.first_block(tokens) for tokens in range(num_tokens, min(until, 60) + 1)}
+    assert same == {lifetime.first_block(num_tokens)}
+    if lifetime.kind == "window":
+        assert lifetime.first_block(until + 1) == lifetime.first_block(num_tokens) + 1
+
+
 def test_needs_say_what_admission_takes_of_each_group() -> None:
     sequences = make(FULL, WINDOW, CHUNK, STATE)
     run(sequences, list(range(12)))
