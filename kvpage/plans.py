@@ -217,8 +217,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """sha256 of the canonical plan: its JSON with sorted keys, `plan_id` and reasons empty, without what the search
         says of itself: `efficiency`, `front`, `rejected`."""
         layers = {name: msgspec.structs.replace(layer, reason="") for name, layer in self.layers.items()}
-        bare = msgspec.structs.replace(self, layers=layers, plan_id="", efficiency=None, front=(), rejected=())
-        return canonical_id(bare)
+        return canonical_id(msgspec.structs.replace(self.bare(), layers=layers, plan_id=""))
+
+    def bare(self) -> Self:
+        """Without what its search says of itself: one plan may answer several requests."""
+        if self.efficiency is None and not self.front and not self.rejected:
+            return self
+        return msgspec.structs.replace(self, efficiency=None, front=(), rejected=())
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -61,6 +61,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     repeated = [node_id for node_id, count in Counter(item.nodeid for item in session.items).items() if count > 1]
     if repeated:  # of those only one would run when the suite runs in several processes
         raise pytest.UsageError(f"tests with the same id: {', '.join(repeated)}")
+    passing = [item.nodeid for item in session.items if " at 0x" in item.nodeid]
+    if passing:  # each process would collect tests of its own
+        raise pytest.UsageError(f"tests whose ids hold an address: {', '.join(passing)}")
     freeze()
 
 

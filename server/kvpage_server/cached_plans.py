@@ -40,19 +40,19 @@ class CachedPlans:
 
 
 def _to_get(plans: PlanService, plan_id: str, headers: Mapping[bytes, bytes]) -> PlanResponse | None:
-    answer = plans.ready_answer(_wanted(plan_id, headers))
+    answer = plans.ready_answer(_wanted(Representation(plan_id), headers))
     return None if answer is None else PlanResponse(answer, 200)
 
 
 def _to_post(plans: PlanService, body: bytes, headers: Mapping[bytes, bytes]) -> PlanResponse | None:
-    plan_id = plans.plan_id_of(body)
-    answer = None if plan_id is None else plans.ready_answer(_wanted(plan_id, headers))
+    asked = plans.led_to(body)
+    answer = None if asked is None else plans.ready_answer(_wanted(asked, headers))
     return None if answer is None else PlanResponse(answer, 200, is_location_new=True)
 
 
-def _wanted(plan_id: str, headers: Mapping[bytes, bytes]) -> Representation:
+def _wanted(plain: Representation, headers: Mapping[bytes, bytes]) -> Representation:
     accepted = headers.get(b"accept-encoding", b"").decode("latin-1")
-    return Representation(plan_id, "full", "gzip" if accepts_gzip(accepted) else "identity")
+    return plain._replace(encoding="gzip") if accepts_gzip(accepted) else plain
 
 
 def _is_ordinary(headers: Mapping[bytes, bytes]) -> bool:

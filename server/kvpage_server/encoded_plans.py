@@ -19,6 +19,9 @@ class EncodedPlan:
     plan_id: str
     buffer_size_bytes: int
     json: bytes
+    """Without what its search says of itself, which is another's for another request that leads to the same plan."""
+    answer: bytes
+    """With that: for who asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +35,16 @@ class EncodedRanks:
 
 def encoded(plan: Plan) -> EncodedPlan:
     """Raises `TooLarge`."""
-    json = plan.to_json()
-    if len(json) > MAX_PLAN_BYTES:
+    answer = plan.to_json()
+    if len(answer) > MAX_PLAN_BYTES:
         raise TooLarge(
-            f"the plan has {len(json)} bytes as JSON; no more than {MAX_PLAN_BYTES} are served. Shorten layer "
+            f"the plan has {len(answer)} bytes as JSON; no more than {MAX_PLAN_BYTES} are served. Shorten layer "
             f"names, or plan fewer layers.",
-            details={"size_bytes": len(json), "limit_bytes": MAX_PLAN_BYTES},
+            details={"size_bytes": len(answer), "limit_bytes": MAX_PLAN_BYTES},
         )
-    return EncodedPlan(plan_id=plan.plan_id, buffer_size_bytes=plan.buffer_size_bytes, json=json)
+    bare = plan.bare()
+    json = answer if bare == plan else bare.to_json()
+    return EncodedPlan(plan_id=plan.plan_id, buffer_size_bytes=plan.buffer_size_bytes, json=json, answer=answer)
 
 
 def encoded_ranks(ranked: RankedPlan) -> EncodedRanks:

@@ -22,6 +22,8 @@ class Representation(NamedTuple):
     plan_id: str
     form: Form = "full"
     encoding: Encoding = "identity"
+    said: str = ""
+    """Which words of a search go with the plan; "": none."""
 
     @property
     def etag(self) -> str:
@@ -29,6 +31,7 @@ class Representation(NamedTuple):
         is_plain = self.form == "full" and self.encoding == "identity"
         form = f"picture-{__version__}" if self.form == "picture" else self.form  # another version draws differently
         suffix = "" if is_plain else f"-{form}-{self.encoding}"
+        suffix += f"-{self.said}" if self.said else ""
         return f'"{self.plan_id}{suffix}"'
 
 
@@ -39,7 +42,7 @@ class RequestDigest(NamedTuple):
 
 
 class PlanCache:
-    """Two kinds of entry share one budget: a representation's bytes, and the plan id a request body leads to."""
+    """Two kinds of entry share one budget: a representation's bytes, and what a request body leads to."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -24,6 +24,7 @@ MAX_PENDING = 64  # bodies of up to 4 MiB each wait in memory
 NUM_THREADS = 2  # more would only fight for the interpreter lock
 MIN_GZIP_BYTES = 4096
 _GZIP_LEVEL = 5
+_SAID_CHARS = 16  # of a digest
 
 Planner = Callable[[Mapping[str, Any]], Plan]
 _Result = TypeVar("_Result")
@@ -40,6 +41,7 @@ class Answer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     plan_id: str
+    said: str
     known: bool
     """Whether this server already had the plan."""
 
@@ -75,14 +77,18 @@ class PlanService:
 
         `encoding`: of the answer with several plans, where it is large enough for that to pay.
         """
-        plan_id = self.plan_id_of(body)
-        if plan_id is not None and self.knows(plan_id):
-            return Planned(plan_id=plan_id, known=True)
+        asked = self.led_to(body)
+        if asked is not None and self._cache.get(asked) is not None:
+            return Planned(plan_id=asked.plan_id, said=asked.said, known=True)
         made = await self.in_thread(lambda: self._made(strict_json.loads(body, max_bytes=max_bytes)))
         if isinstance(made, EncodedRanks):
             return await self._planned_ranks(made, encoding)
-        self._cache.put(_digest(body), made.plan_id.encode())
-        return Planned(plan_id=made.plan_id, known=self._remembered(made))
+        said = "" if made.answer is made.json else hashlib.sha256(made.answer).hexdigest()[:_SAID_CHARS]
+        self._cache.put(_digest(body), f"{made.plan_id} {said}".encode())
+        known = self._remembered(made)
+        if said:
+            self._cache.put(Representation(made.plan_id, said=said), made.answer)
+        return Planned(plan_id=made.plan_id, said=said, known=known)
 
     async def plan_request(self, request: Any) -> EncodedPlan | EncodedRanks:
         """The plan for a request that is already parsed, or those of its ranks, always computed anew."""
@@ -105,10 +111,13 @@ class PlanService:
             self.remember(plan.plan_id, plan.json)
         return known
 
-    def plan_id_of(self, body: bytes) -> str | None:
-        """Of the plan these very bytes have led to, unless it is forgotten."""
-        plan_id = self._cache.get(_digest(body))
-        return None if plan_id is None else plan_id.decode()
+    def led_to(self, body: bytes) -> Representation | None:
+        """What these very bytes have led to, unless it is forgotten."""
+        found = self._cache.get(_digest(body))
+        if found is None:
+            return None
+        plan_id, said = found.decode().split(" ")
+        return Representation(plan_id, said=said)
 
     def knows(self, plan_id: str) -> bool:
         return self.full(plan_id) is not None
@@ -123,12 +132,12 @@ class PlanService:
         Raises `PlanNotFound`.
         """
         try:
-            proven = await self.in_thread(lambda: Plan.from_json(plan_json))
+            proven = await self.in_thread(lambda: encoded(Plan.from_json(plan_json)))
         except SpecInvalid as error:
             raise PlanNotFound(f"a pool names plan {shorten(plan_id)}, but what it keeps is none") from error
         if proven.plan_id != plan_id:
             raise PlanNotFound(f"a pool names plan {shorten(plan_id)}, but keeps another")
-        self.remember(plan_id, plan_json)
+        self.remember(plan_id, proven.json)
 
     def remember(self, plan_id: str, plan_json: bytes) -> None:
         self._cache.put(Representation(plan_id), plan_json)
@@ -139,7 +148,7 @@ class PlanService:
 
     def ready_answer(self, wanted: Representation) -> Answer | None:
         """The same, if it is in the cache as it is to be sent."""
-        plain = wanted if wanted.encoding == "identity" else Representation(wanted.plan_id, wanted.form)
+        plain = wanted if wanted.encoding == "identity" else wanted._replace(encoding="identity")
         body = self._cache.get(plain)
         if body is None or wanted is plain or len(body) < MIN_GZIP_BYTES:
             return None if body is None else Answer(representation=plain, body=body)
@@ -147,13 +156,13 @@ class PlanService:
         return None if compressed is None else Answer(representation=wanted, body=compressed)
 
     async def _new_answer(self, wanted: Representation) -> Answer:
-        full = self.full(wanted.plan_id)
+        full = self._cache.get(Representation(wanted.plan_id, said=wanted.said))
         if full is None:
             raise PlanNotFound(
                 f"plan {shorten(wanted.plan_id)} is not known here; POST its request to /v1/plans again",
                 details={"plan_id": wanted.plan_id},
             )
-        plain = Representation(wanted.plan_id, wanted.form)
+        plain = wanted._replace(encoding="identity")
         body = full if wanted.form == "full" else await self._derived(plain, full, _DERIVED[wanted.form])
         if wanted.encoding == "gzip" and len(body) >= MIN_GZIP_BYTES:
             return Answer(representation=wanted, body=await self._derived(wanted, body, _compressed))

@@ -41,7 +41,7 @@ async def post_plan(request: Request) -> Response:
     planned = await services.plans.plan_body(body, max_bytes=max_bytes, encoding=_encoding(request))
     if isinstance(planned, PlannedRanks):
         return _ranks_response(planned)
-    answer = await services.plans.answer(_wanted(request, planned.plan_id))
+    answer = await services.plans.answer(_wanted(request, planned.plan_id, said=planned.said))
     return PlanResponse(answer, 200 if planned.known else 201, is_location_new=True)
 
 
@@ -70,8 +70,8 @@ async def _get(request: Request, wanted: Representation) -> Response:
     return PlanResponse(answer, 200)
 
 
-def _wanted(request: Request, plan_id: str, form: Form = "full") -> Representation:
-    return Representation(plan_id, form, _encoding(request))
+def _wanted(request: Request, plan_id: str, form: Form = "full", said: str = "") -> Representation:
+    return Representation(plan_id, form, _encoding(request), said)
 
 
 def _encoding(request: Request) -> Encoding:

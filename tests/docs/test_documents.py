@@ -21,7 +21,9 @@ def blocks(document: str, language: str) -> list[str]:
     return [text for kind, text in FENCE.findall((ROOT / document).read_text()) if kind == language]
 
 
-@pytest.mark.parametrize(("document", "asserts"), [("docs/layout.md", 8), ("docs/strategies.md", 6), ("docs/allocator.md", 1)])
+@pytest.mark.parametrize(
+    ("document", "asserts"), [("docs/layout.md", 8), ("docs/strategies.md", 6), ("docs/allocator.md", 1)]
+)
 def test_a_guide_runs(document: str, asserts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     code = "\n".join(blocks(document, "python"))

@@ -178,6 +178,26 @@ async def test_the_answer_says_what_the_search_weighed(api: httpx.AsyncClient) -
     }
 
 
+async def test_what_a_search_says_is_said_to_who_asked(api: httpx.AsyncClient) -> None:
+    """One plan, asked for in four ways: its id is the same, what the search says of it is not."""
+    requests = [
+        small_request(strategy="unify"),
+        small_request(strategy="unify", workload=[{"tokens": 300}]),
+        small_request(strategy="unify", workload=[{"tokens": 100_000}]),
+        small_request(strategy="unify", workload=[{"tokens": 300}]),
+    ]
+    etags = []
+    for request in (*requests, *reversed(requests)):
+        for encoding in ("identity", "gzip"):
+            answer = await api.post("/v1/plans", json=request, headers={"Accept-Encoding": encoding})
+            assert kvpage.Plan.from_json(answer.content) == kvpage.plan(request)
+        etags.append(answer.headers["etag"])
+    assert len({kvpage.plan(request).plan_id for request in requests}) == 1
+    assert len(set(etags)) == 3
+    by_id = await api.get(f"/v1/plans/{kvpage.plan(requests[0]).plan_id}")
+    assert kvpage.Plan.from_json(by_id.content) == kvpage.plan(requests[0])
+
+
 @pytest.mark.parametrize("body", ["[]", "null", "1", '"layers"', "true"])
 async def test_a_request_that_is_no_object_is_refused(api: httpx.AsyncClient, body: str) -> None:
     response = await api.post("/v1/plans", content=body, headers={"Content-Type": "application/json"})
