@@ -190,9 +190,9 @@ class PrefixCache:
         """Whether some block holds this."""
         return self._index.blocks_of(group, [content]) != [0]
 
-    def is_found(self, group: int, block: int) -> bool:
-        """Whether others may find the block, so that nobody may write into it."""
-        return self._index.hash_of(group, block) is not None
+    def content_of(self, group: int, block: int) -> bytes | None:
+        """What others find in the block, which nobody may write into then; None where they do not find it."""
+        return self._index.hash_of(group, block)
 
     def clear(self) -> None:
         """Forget everything: weights have changed. Who holds blocks goes on with them."""

@@ -1,8 +1,8 @@
 """Which block holds what: hash to block and back, group by group.
 
 Hashes lie in a flat array, 16 bytes a slot, in a buffer that may outlive the process; from it and the blocks that keep
-content the rest is found again. A block's hash is written before the block is committed and wiped before its content
-goes, so a hash beside content is always right, whenever the process was killed.
+content the rest is found again. A block's hash is written before the block is committed, so a hash beside content is
+always right, whenever the process was killed. Where there is no content, the hash is of what was there before.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PrefixIndex:
     def hash_of(self, group: int, block: int) -> bytes | None:
         """What the block holds, if others may find it."""
         found = self._row(group, block).tobytes()
-        return None if found == _NOTHING or self._blocks[group].get(found) != block else found
+        return found if self._blocks[group].get(found) == block else None
 
     def _row(self, group: int, block: int) -> memoryview:
         cut, per_slab = self.geometry.blocks_per_slab[group], self.geometry.slots_per_slab
@@ -110,7 +110,6 @@ class PrefixIndex:
             if content is not None:
                 del self._blocks[group][content]
                 removed.append(content)
-            self._row(group, block)[:] = _NOTHING
         self.events.append("removed", group, removed)
         return len(removed)
 

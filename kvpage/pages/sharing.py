@@ -33,7 +33,7 @@ class Sharing:
 
     def is_writable(self, group: int, block: int) -> bool:
         """Whether a sequence that holds the block is alone with it. Copies under way read before anybody writes."""
-        if self._prefix and self._prefix.is_found(group, block):
+        if self._prefix and self._prefix.content_of(group, block):
             return False
         return int(self._pool.times_held(group, [block])[0]) - self._sources[group, block] <= 1
 

@@ -148,7 +148,7 @@ def test_of_two_blocks_with_the_same_content_the_first_is_found_and_the_second_i
     cache.commit(0, [second], hashes.of(0, 1))
     cache.commit(0, [first], hashes.of(0, 1))  # once more: nothing new
     assert cache.find(hashes, 2).blocks[0].tolist() == [first]
-    assert (cache.is_found(0, first), cache.is_found(0, second)) == (True, False)
+    assert (cache.content_of(0, first), cache.content_of(0, second)) == (hashes.of(0, 1)[0], None)
     cache.pool.free(0, [first, second])
     assert cache.pool.counts(0)[:3] == (0, 1, 0)  # the second keeps nothing
     assert (cache.counts.stored, cache.counts.duplicates) == (1, 2)
@@ -265,22 +265,27 @@ def test_a_process_killed_while_it_committed_leaves_nothing_wrong() -> None:
     heir.check()
 
 
-def test_a_process_killed_while_it_evicted_leaves_no_content_that_nobody_can_find() -> None:
+def test_what_a_process_was_killed_before_evicting_is_found_again() -> None:
+    """It had told its index already."""
     memory = buffers(1)
     cache = make_cache([FULL], **memory)
     hashes = known(cache, range(8))
     ids = keep_all(cache, hashes)[0]
-    PrefixIndex.remove(make_index(cache, memory), 0, [ids[3]])  # its hash is wiped; the pool had not come to it
+    index = PrefixIndex(cache.pool.geometry, memory["index_buffer"])
+    index.restore(0, cache.pool.with_content(0))
+    index.evicted(0, np.array([ids[3]], np.int32))
     heir = make_cache([FULL], **memory)
-    assert heir.pool.counts(0).cached == 3
-    assert heir.find(hashes, 8).num_tokens == 6
+    assert heir.find(hashes, 8).num_tokens == 8
     heir.check()
 
 
-def make_index(cache: PrefixCache, memory: dict[str, Any]) -> PrefixIndex:
-    index = PrefixIndex(cache.pool.geometry, memory["index_buffer"])
-    index.restore(0, cache.pool.with_content(0))
-    return index
+def test_content_that_was_kept_past_the_cache_is_dropped() -> None:
+    memory = buffers(1)
+    cache = make_cache([FULL], **memory)
+    cache.pool.commit(0, cache.pool.allocate(0, 2))
+    heir = make_cache([FULL], **memory)
+    assert len(heir.pool.with_content(0)) == 0
+    heir.check()
 
 
 def test_of_two_blocks_that_claim_the_same_content_one_is_kept() -> None:
