@@ -80,12 +80,16 @@ def test_a_closed_pool_lets_go_of_its_buffer_even_after_it_recovered() -> None:
 
 
 def test_a_pool_that_could_not_recover_does_so_when_it_is_called_again() -> None:
-    here = furnish("mixed")
-    here.pool._arrays.log_refs(np.array([4]), 2)  # an operation was under way
-    here.pool._forget()
-    assert here.pool.allocate_all({1: 1})
-    here.pool.check()
-    assert here.pool._arrays.refs[4] == 2
+    told: list[int] = []
+    buffer = furnish("mixed").buffer
+    pool = BlockPool(GEOMETRIES["mixed"], buffer, on_evict=lambda group, _ids: told.append(group))
+    assert pool.allocate_all({1: 1})
+    assert told
+    pool._arrays.log_refs(np.array([4]), 2)  # an operation was under way
+    pool._forget()
+    assert pool.available(0)
+    pool.check()
+    assert pool._arrays.refs[4] == 2
 
 
 @pytest.mark.parametrize("size", [0, 8, -8])
@@ -137,6 +141,7 @@ CORRUPT: dict[str, Callable[[Furnished], Any]] = {
     "another owner": cell("owners", 1, 2),
     "a negative count": cell("refs", 5, -1),
     "a null block that is held": cell("refs", 0, 1),
+    "an owned null block that is held": lambda here: (cell("owners", 0, 1)(here), cell("refs", 0, 1)(here)),
     "a negative stamp": cell("stamps", 5, -1),
     "two uses at one moment": lambda here: cell("stamps", *same_as_first(here))(here),
     "a null block with content": cell("stamps", 0, 1),

@@ -139,6 +139,18 @@ def test_so_is_the_slab_of_the_tail(cut: int) -> None:
         assert evicted.pop() == (0, sorted(ids[slab * cut : (slab + 1) * cut].tolist()))
 
 
+def test_no_more_slabs_are_evicted_than_are_needed() -> None:
+    evicted: list[int] = []
+    pool = BlockPool(Geometry(6, (2, 3)), on_evict=lambda _group, ids: evicted.extend(ids.tolist()))
+    old, young = cached(pool, 0, 6), cached(pool, 0, 4)
+    pool.allocate(1, 4)
+    assert sorted(evicted) == sorted(old[2:])  # two slabs, of the tail
+    pool.allocate(1, 2)
+    assert len(evicted) == 4
+    assert pool.counts(0).cached == 6
+    assert not set(evicted) & set(young)
+
+
 def test_the_fullest_slab_is_taken_from_first_so_that_others_empty() -> None:
     pool = BlockPool(Geometry(4, (4,)))
     ids = pool.allocate(0, 12).tolist()

@@ -355,7 +355,7 @@ class Blocks(RuleBasedStateMachine):
 
 TestBlocks = Blocks.TestCase
 TestBlocks.settings = settings(
-    max_examples=settings().max_examples // 2,
+    max_examples=min(1500, settings().max_examples // 2),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
