@@ -69,7 +69,9 @@ class EventLog:
             self._num_hashes -= len(self._events.popleft().hashes)
 
     def read(self, after: Cursor, at_most: int = 1_000) -> EventPage:
-        """Up to `at_most` events after `after`, the oldest first."""
+        """Up to `at_most` events after `after`, the oldest first. Raises `SpecInvalid` for less than one."""
+        if at_most < 1:
+            raise SpecInvalid(f"{at_most} events at a time never end; ask for 1 or more")
         first = self._number - len(self._events) + 1
         if after.log_id != self._log_id or not first - 1 <= after.number <= self._number:
             return EventPage(events=(), cursor=after, has_missed=True)

@@ -179,7 +179,8 @@ class PrefixCache:
         if not held.all():
             self.pool.commit(group, blocks)  # says why not
         new = self._index.add(group, blocks, hashes)
-        self._duplicates += len(blocks) - len(new)
+        kept = self._index.blocks_of(group, hashes)
+        self._duplicates += sum(mine != first for mine, first in zip(blocks, kept, strict=True))
         try:
             self.pool.commit(group, new)
         except BaseException:

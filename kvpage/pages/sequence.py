@@ -305,11 +305,12 @@ class Sequence:
             if end < table.end:
                 self._pool.free(group, table.held[max(0, end - table.start) :])
                 table.cut_from(end)
-            self._committed[group] = min(self._committed[group], count // lifetime.block_size)
+            whole = count // lifetime.block_size
+            self._may_share |= self._committed[group] > whole  # the last block, of which a part is left, may be found
+            self._committed[group] = min(self._committed[group], whole)
         self._hashes.truncate(count)
-        self._may_share |= count < self.num_tokens  # the last block may have been committed
         self.num_tokens, self._num_settled = count, min(count, self._num_settled)
-        self._room_until = 0
+        self._note_quiet_steps()
 
     def _check_way_back(self, count: int) -> None:
         for group, lifetime in enumerate(self._shared.lifetimes):

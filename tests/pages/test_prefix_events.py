@@ -56,6 +56,11 @@ def test_a_cursor_of_another_log_or_of_the_future_is_told() -> None:
     assert log.read(Cursor(log.cursor.log_id, -1)).has_missed
 
 
+def test_a_page_has_room_for_an_event() -> None:
+    with pytest.raises(SpecInvalid):
+        EventLog().read(EventLog().cursor, at_most=0)
+
+
 def test_nothing_is_no_event() -> None:
     log = EventLog()
     log.append("removed", 0, [])
