@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -44,6 +45,9 @@ def isolate_environment() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]{6}")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     seed = config.option.hypothesis_seed
     return f"tier: {config.getoption('--tier')}; seed: {seed} (repeat with --hypothesis-seed={seed})"
@@ -61,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     repeated = [node_id for node_id, count in Counter(item.nodeid for item in session.items).items() if count > 1]
     if repeated:  # of those only one would run when the suite runs in several processes
         raise pytest.UsageError(f"tests with the same id: {', '.join(repeated)}")
-    passing = [item.nodeid for item in session.items if " at 0x" in item.nodeid]
+    passing = [item.nodeid for item in session.items if ADDRESS.search(item.nodeid)]
     if passing:  # each process would collect tests of its own
         raise pytest.UsageError(f"tests whose ids hold an address: {', '.join(passing)}")
     freeze()
