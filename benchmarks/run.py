@@ -6,6 +6,7 @@ import attaching
 import importing
 import pages
 import planning
+import prefixes
 import serving
 
 
@@ -13,6 +14,7 @@ def main() -> None:
     importing.main()
     planning.main()
     pages.main()
+    prefixes.main()
     attaching.main()
     serving.main()
 

@@ -108,23 +108,25 @@ class BlockHasher:
         _check_length(salt, "the salt")
         self._group, self._block_size, self._salt = group, block_size, salt
         self._spans = sorted(spans)
-        self._last_end_tokens = max((span.end_tokens for span in spans), default=0)
+        last_token = max((span.end_tokens for span in spans), default=0)
+        self._end_of_spans = -(-last_token // block_size)
+        """Blocks from here on have no span."""
         self._plain = blake2b(self._header(b""), digest_size=HASH_BYTES)
 
     def extend(self, hashes: list[bytes], data: bytes | bytearray, num_blocks: int) -> None:
         """Append to `hashes`, those of the first blocks, until there are `num_blocks`; `data`: `token_bytes` of all."""
         step = self._block_size * _TOKEN_BYTES
         parent = hashes[-1] if hashes else ROOT
+        for block in range(len(hashes), min(num_blocks, self._end_of_spans)):
+            extra = self._extra(block)
+            content = self._header(extra) + parent + data[block * step : (block + 1) * step] + extra
+            parent = blake2b(content, digest_size=HASH_BYTES).digest()
+            hashes.append(parent)
         copy_plain, append = self._plain.copy, hashes.append
-        for block in range(len(hashes), num_blocks):
-            if self._spans and block * self._block_size < self._last_end_tokens:
-                extra = self._extra(block)
-                state = blake2b(self._header(extra), digest_size=HASH_BYTES)
-            else:
-                extra, state = b"", copy_plain()
+        for start in range(len(hashes) * step, num_blocks * step, step):
+            state = copy_plain()  # it has the header already, and so costs half of a new one
             state.update(parent)
-            state.update(data[block * step : (block + 1) * step])
-            state.update(extra)
+            state.update(data[start : start + step])
             parent = state.digest()
             append(parent)
 
