@@ -77,6 +77,8 @@ class PrefixCache:
         self._hits = self._misses = self._asked_tokens = self._found_tokens = self._duplicates = 0
         self.step_tokens = lcm(*(one.block_size for one in lifetimes))
         """Prefixes end after a multiple of it."""
+        self.era = 0
+        """How often it was cleared: what began in another era is not to be committed."""
         # Full groups first: how far they reach bounds what is looked up in the others.
         self._order = sorted(range(len(lifetimes)), key=lambda group: lifetimes[group].kind != "full")
         self.is_usable = not any(one.kind == "encoder" for one in lifetimes)
@@ -196,7 +198,8 @@ class PrefixCache:
         return self._index.hash_of(group, block)
 
     def clear(self) -> None:
-        """Forget everything: weights have changed. Who holds blocks goes on with them."""
+        """Forget everything: weights have changed. Sequences go on with what they hold, and keep nothing for others."""
+        self.era += 1
         for group in range(len(self.lifetimes)):
             blocks = self._index.blocks(group)
             self.pool.drop(group, blocks)

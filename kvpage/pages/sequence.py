@@ -33,6 +33,7 @@ class Sequence:
         self._checkpoint = None if self._prefix is None else Checkpoint(self._prefix)
         self.num_tokens = self._num_settled = self.num_prefix_tokens = 0
         self._has_begun = self._is_closed = self._may_share = False
+        self._era = 0  # of the prefix cache, when this began
         self._steady_until = self._room_until = 0  # from and to so many tokens a step changes no table
 
     # --- what is there ------------------------------------------------------------------------------------------------
@@ -57,8 +58,7 @@ class Sequence:
 
     def num_held(self) -> tuple[int, ...]:
         """By group: blocks."""
-        waiting = self._checkpoint.blocks if self._checkpoint else {}
-        return tuple(table.num_held + (group in waiting) for group, table in enumerate(self._tables))
+        return tuple(len(self.held(group)) for group in range(len(self._tables)))
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"{self.num_tokens} of {self.num_known_tokens} tokens"
@@ -138,6 +138,7 @@ class Sequence:
             undo.pop_all()
         if self._prefix is not None:
             self._prefix.count(match, len(self._hashes))
+            self._era = self._prefix.era
         self._has_begun = True
         self._num_settled = self.num_prefix_tokens = match.num_tokens
         self.num_tokens = end
@@ -225,7 +226,7 @@ class Sequence:
         count = self.num_tokens if num_tokens is None else whole_number(num_tokens, "num_tokens")
         if count > self.num_tokens:
             raise SpecInvalid(f"{count} tokens cannot be computed where {self.num_tokens} have blocks")
-        if self._prefix is None:
+        if self._prefix is None or self._prefix.era != self._era:
             return
         for group in self._growing:
             table, end = self._tables[group], count // self._shared.lifetimes[group].block_size
@@ -245,7 +246,7 @@ class Sequence:
         """
         self._check_open()
         states = {group: int(self._tables[group].ids[0]) for group in self._state_groups() if self._has_begun}
-        if not self._checkpoint or not states:
+        if not self._prefix or not self._checkpoint or not states or self._prefix.era != self._era:
             return ()
         self._checkpoint.check_place(self.num_tokens)
         ends = {group: self.num_tokens // self._shared.lifetimes[group].block_size for group in states}
@@ -280,7 +281,7 @@ class Sequence:
                 twin._tables[group].append(taken[group])
                 copies.append(Copy(group, int(table.ids[0]), int(taken[group][0])))
         twin._committed = self._committed.copy()
-        twin.num_tokens, twin._num_settled = self.num_tokens, self._num_settled
+        twin.num_tokens, twin._num_settled, twin._era = self.num_tokens, self._num_settled, self._era
         twin.num_prefix_tokens, twin._has_begun = self.num_prefix_tokens, self._has_begun
         self._may_share = twin._may_share = True
         return Fork(twin, tuple(copies))

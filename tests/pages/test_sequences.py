@@ -466,6 +466,27 @@ def test_a_checkpoint_for_which_there_is_no_room_changes_nothing() -> None:
     assert used(sequences) == [1]
 
 
+def test_what_began_before_the_cache_was_cleared_is_never_found() -> None:
+    """It was computed with other weights."""
+    sequences = make(FULL, STATE)
+    waiting = sequences.new(range(8))
+    waiting.advance()
+    waiting.checkpoint()
+    sequence = sequences.new(range(10, 18))
+    sequence.advance()
+    child, _ = sequence.fork()
+    assert sequences.prefix is not None
+    sequences.prefix.clear()
+    for old in (waiting, sequence, child):
+        old.commit()
+        assert old.checkpoint() == ()
+        old.close()
+    sequences.copies_done()
+    assert [sequences.pool.counts(group)[:2] for group in (0, 1)] == [(0, 0), (0, 0)]
+    run(sequences, list(range(8)))
+    assert sequences.new(range(9)).needs().prefix_tokens == 8
+
+
 def test_only_tokens_with_blocks_can_be_computed() -> None:
     sequence = make(FULL).new(range(8))
     sequence.advance(4)
