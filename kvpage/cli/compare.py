@@ -83,8 +83,8 @@ def compare(request: object) -> Comparison:
     """Plan `request` with each strategy in turn, all in the same memory and judged by one workload.
 
     `nested` is planned for allocator slabs, which it needs; `auto` for the request's. Of a request for a number of
-    blocks the memory is that of its own strategy. Raises `SpecInvalid` (or a child) for a request that no strategy can
-    read, and as `kvpage.plan` where the memory has to be found out.
+    blocks the memory is that of its own strategy, or of the first that has a plan. Raises `SpecInvalid` (or a child)
+    for a request that no strategy can read, and as `kvpage.plan` where the memory has to be found out.
     """
     from kvpage.planner.align import is_hybrid
     from kvpage.request import PlanRequest
@@ -106,11 +106,18 @@ def compare(request: object) -> Comparison:
 
 
 def _own_bytes(request: object) -> int:
-    """Memory of the plan by the request's own strategy; 0 when no layer keeps a cache."""
+    """Memory of the plan by the request's own strategy, or by the first that has one; 0 when no layer keeps a cache."""
     from kvpage.planner.planner import plan
 
     assert isinstance(request, Mapping)
-    return plan({"strategy": "unify", **request}).buffer_size_bytes
+    asked = {"strategy": "unify", **request}
+    refusals = []
+    for one in (asked, *(asked | {"allocator": None} | _for_strategy(name) for name in STRATEGIES)):
+        try:
+            return plan(one).buffer_size_bytes
+        except KvpageError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def _workload(request: PlanRequest) -> tuple[WorkloadShare, ...]:

@@ -142,7 +142,8 @@ def _more(ratio: float) -> str:
 def _group(group: GroupPlan) -> str:
     tokens = "state" if group.kind == "mamba" else f"{group.block_size} tokens"
     cut = "" if group.blocks_per_slab == 1 else f", {group.blocks_per_slab:,} blocks a slab"
-    return f"{len(group.layers)} layers × {tokens} ({group.kind}{cut})"
+    layers = "1 layer" if len(group.layers) == 1 else f"{len(group.layers)} layers"
+    return f"{layers} × {tokens} ({group.kind}{cut})"
 
 
 def _runs(layers: Sequence[LayerPlan], all_layers: bool) -> list[list[LayerPlan]]:

@@ -31,7 +31,8 @@ def arrange(grouping: Grouping, layers: Sequence[Layer], *, layered: bool) -> Gr
         )
     by_name = {layer.name: layer for layer in layers}
     if "interleaved" in asked:
-        return _interleaved(grouping, with_backend, layers, "its layout puts heads outside the layers")
+        name = asked["interleaved"].name
+        return _interleaved(grouping, with_backend, layers, f"the layout of layer {name!r} puts heads outside layers")
     if "packed" in asked or grouping.arrangement == "packed":
         return _packed(grouping, by_name)
     _check_sharing(grouping, by_name)

@@ -87,8 +87,17 @@ class Bucket:
         """The page of each kin, for each block size."""
         return tuple(tuple(kin.page_bytes(size) for kin in self.kin) for size in self.block_sizes)
 
-    def splits(self, most_groups: int) -> Iterator[Split]:
+    def splits(self, most_groups: int) -> tuple[Split, ...]:
         """Ways to deal the layers out, the fewest groups for each width."""
+        if most_groups not in self._splits:  # several searches of one request ask
+            self._splits[most_groups] = tuple(self._dealt(most_groups))
+        return self._splits[most_groups]
+
+    @cached_property
+    def _splits(self) -> dict[int, tuple[Split, ...]]:
+        return {}
+
+    def _dealt(self, most_groups: int) -> Iterator[Split]:
         counts = tuple(len(kin.layers) for kin in self.kin)
         narrowest = None
         for num_groups in self._group_numbers(most_groups):
@@ -186,13 +195,14 @@ def _bucket(layers: Sequence[Layer], max_block_size: int | None, default_max: in
     limit = max_block_size or default_max
     common = _sizes_in_common(kin, limit, most_pages)
     if not common and max_block_size is None:
-        limit = min(_MOST_TOKENS, lcm(*(min(_sizes(one, _MOST_TOKENS), default=1) for one in kin)))
+        limit = min(_MOST_TOKENS, lcm(*(min(_sizes(one, _MOST_TOKENS), default=_MOST_TOKENS) for one in kin)))
         common = _sizes_in_common(kin, limit, most_pages)
     if not common:
         layer = kin[0].layers[0]
         detail = (
             f"no block size up to {limit} tokens suits the kernels of layer {layer.name!r} and of the layers that "
-            f"share its blocks; raise max_block_size, or choose backends whose kernel block sizes have more in common"
+            f"share its blocks; {'raise max_block_size, or ' if max_block_size is not None else ''}choose backends "
+            f"whose kernel block sizes have more in common"
         )
         raise LayoutUnsupported(detail, errors=[layer.fault(detail)])
     return Bucket(kin, common, names)

@@ -72,17 +72,17 @@ def max_block_stride(grouping: Grouping) -> int:
     return max(grouping.block_bytes(group) for group in grouping.groups)
 
 
-def outside_bounds(grouping: Grouping, asked: SearchFields) -> str:
-    """Which bound of the request a layout by rule passes, as a sentence; "" when none."""
+def outside_bounds(grouping: Grouping, asked: SearchFields) -> tuple[str, str] | None:
+    """The field of the request whose bound the layout passes, and how, in words; None when none."""
     largest = max((group.spec.block_size for group in grouping.groups if group.spec.is_attention), default=1)
-    for name, value in (
-        ("max_groups", len(grouping.groups)),
-        ("max_block_size", largest),
-        ("max_block_lcm", block_lcm(grouping)),
-        ("max_block_stride_bytes", max_block_stride(grouping)),
-        ("max_one_token_bytes", one_token_bytes(grouping)),
+    for name, value, words in (
+        ("max_groups", len(grouping.groups), "{:,} groups"),
+        ("max_block_size", largest, "blocks of {:,} tokens"),
+        ("max_block_lcm", block_lcm(grouping), "block sizes with a common multiple of {:,} tokens"),
+        ("max_block_stride_bytes", max_block_stride(grouping), "blocks {:,} bytes apart"),
+        ("max_one_token_bytes", one_token_bytes(grouping), "{:,} bytes for a request of one token"),
     ):
         bound = getattr(asked, name)
         if bound is not None and value > bound:
-            return f"{value:,} where {name} is {bound:,}"
-    return ""
+            return name, f"its layout has {words.format(value)}, and {name} is {bound:,}"
+    return None

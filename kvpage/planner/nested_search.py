@@ -78,18 +78,24 @@ class NestedSearch:
             for bucket in buckets
         ]
         self._step = lcm(*(offer[0].step for offer in self._offers))
+        self._known: dict[Limits, list[Bound]] = {}
 
     def best(self, limits: Limits) -> Found | None:
         """The layout of least cost within `limits`; None where there is none."""
-        bounds = self._bounds(limits.pool_bytes, limits.addressable_bytes)
+        bounds = self._bounds(limits)
         work = 2 * work_of([len(offer) for offer in self._offers], limits.max_groups)
         return best_of(bounds, partial(self._solve, limits), limits, work)
 
-    @lru_cache(maxsize=4)  # noqa: B019  # as short-lived as the search
-    def _bounds(self, pool_bytes: int | None, addressable_bytes: int | None) -> list[Bound]:
+    def _bounds(self, of: Limits) -> list[Bound]:
         """In ascending order, as if blocks need not divide the slab evenly. Where the pool has 256 of some slabs, no
         larger ones."""
-        limits = Limits(0, 0, pool_bytes=pool_bytes, addressable_bytes=addressable_bytes)
+        limits = Limits(0, 0, pool_bytes=of.pool_bytes, addressable_bytes=of.addressable_bytes)
+        if limits not in self._known:  # asked for again and again, for the front
+            self._known[limits] = self._made_bounds(limits)
+        return self._known[limits]
+
+    def _made_bounds(self, limits: Limits) -> list[Bound]:
+        pool_bytes = limits.pool_bytes
         least = max(min(offer.block_bytes for offer in offers) for offers in self._offers)
         slabs = [slab for slab in self._slabs() if slab >= least]
         fine = [slab for slab in slabs if pool_bytes is None or slab * FINE_SHARE <= pool_bytes]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
 
 from kvpage.specs import ceil_div
 
@@ -15,7 +14,6 @@ Composition = tuple[int, ...]
 _MOST_STEPS = 20_000  # of the exact search; above, the greedy answer stands
 
 
-@lru_cache(maxsize=1024)
 def compositions(counts: tuple[int, ...], weights: tuple[int, ...], num_groups: int) -> tuple[Composition, ...]:
     """What each of `num_groups` groups gets of `counts` layers of `weights` bytes, the widest group first.
 

@@ -108,11 +108,12 @@ def _reasons(choice: Choice, slab_bytes: int, specs: Sequence[LayerSpec]) -> dic
     groups = "one group" if split.num_groups == 1 else f"{split.num_groups} groups"
     most = sum(split.dealt[0])
     layers = "a layer each" if most == 1 else f"up to {most} layers side by side"
-    what = (
-        "a slab" if choice.blocks_per_slab == 1 else f"the {owned:,} bytes of a block, {choice.blocks_per_slab} a slab"
-    )
-    size = f" of {slab_bytes:,} bytes" if choice.blocks_per_slab == 1 else f" of {slab_bytes:,}"
-    fill = f"{groups} of {layers} fill {widest:,} bytes of {what}{size} ({1 - widest / owned:.1%} left)"
+    fill = f"{groups} of {layers}, {widest:,} bytes a block"
+    if choice.blocks_per_slab == 1:
+        fill += f" in slabs of {slab_bytes:,} ({1 - widest / owned:.1%} left)"
+    else:
+        cut = f"{choice.blocks_per_slab:,} blocks {owned:,} bytes apart in slabs of {slab_bytes:,}"
+        fill += f"; {cut} ({1 - widest / owned:.1%} left)"
     return {
         kin: f"page of {spec.page_size_bytes:,} bytes{_resized(kin, spec)}: {fill}"
         for kin, spec in zip(split.bucket.kin, specs, strict=True)

@@ -120,8 +120,7 @@ def _check_layers_inside_blocks(problem: Problem) -> None:
             layer = kin.layers[0]
             detail = (
                 f"layer {layer.name!r}: backend {kin.backend.name} scatters a block over memory, as num_blocks is not "
-                f"its outermost axis, but blocks of slabs are one piece; choose a backend with num_blocks outermost, "
-                f"or strategy unify"
+                f"its outermost axis, but blocks of slabs are one piece; choose a backend with num_blocks outermost"
             )
             raise LayoutUnsupported(detail, errors=[layer.fault(detail, "backend")])
 
@@ -129,11 +128,11 @@ def _check_layers_inside_blocks(problem: Problem) -> None:
 def _nothing_fits(problem: Problem) -> CannotUnify:
     dense = [kin.layers[0] for bucket in problem.buckets for kin in bucket.kin if bucket.must_be_dense]
     limits = problem.limits
-    bounds = f"at most {limits.max_groups} groups and a common multiple of {limits.max_block_lcm} tokens"
+    bounds = f"max_groups {limits.max_groups}, max_block_lcm {limits.max_block_lcm}"
     if limits.max_block_stride_bytes is not None:
-        bounds += f", block strides of {limits.max_block_stride_bytes} bytes"
+        bounds += f", max_block_stride_bytes {limits.max_block_stride_bytes}"
     if limits.max_one_token_bytes is not None:
-        bounds += f", {limits.max_one_token_bytes} bytes for a request of one token"
+        bounds += f", max_one_token_bytes {limits.max_one_token_bytes}"
     if not dense:
         return CannotUnify(f"no slab holds a block of every layer within bounds: {bounds}; widen one of them")
     first: Layer = dense[0]
@@ -141,6 +140,6 @@ def _nothing_fits(problem: Problem) -> CannotUnify:
     detail = (
         f"layer {first.name!r}: backend {first.backend.name} does not read pages through the stride of the block axis, "
         f"so a slab must be exactly one of its pages, and none is that suits all layers ({bounds}); choose a backend "
-        f"that does (such as flash_attn or triton_mla), or strategy unify"
+        f"that does (such as flash_attn or triton_mla)"
     )
     return CannotUnify(detail, details={"layer": first.name}, errors=[first.fault(detail, "backend")])

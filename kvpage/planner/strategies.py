@@ -33,10 +33,18 @@ def group_by_strategy(request: PlanRequest, layers: tuple[Layer, ...]) -> Groupi
         return group_by_rule(layers, aligned=False)
     if request.strategy == "auto":
         return _auto(problem)
-    if request.strategy == "scale_then_pad":
-        return _judged(problem, "scale_then_pad", [scaled_then_padded(problem, aligned=request.align_hybrid)])
-    find = find_slab if request.strategy == "slab" else find_nested
-    return _judged(problem, request.strategy, find(problem))
+    layouts = _found(problem)
+    if outside := outside_bounds(layouts[0], request):
+        field, words = outside
+        detail = f"strategy {request.strategy}: {words}; raise it, or use another strategy"
+        raise LayoutUnsupported(detail, errors=[FieldError(f"/{field}", detail)])
+    return _judged(problem, request.strategy, layouts)
+
+
+def _found(problem: Problem) -> Layouts:
+    if problem.request.strategy == "scale_then_pad":
+        return _scaled(problem, problem.request.align_hybrid)
+    return find_slab(problem) if problem.request.strategy == "slab" else find_nested(problem)
 
 
 def scaled_then_padded(problem: Problem, *, aligned: bool) -> Grouping:
@@ -67,7 +75,8 @@ def _in_best_width(problem: Problem, layers: Sequence[Layer]) -> Grouping:
     is_outside, _, num_groups, width = min(ranked)
     if is_outside:
         detail = f"{num_groups} groups are needed, more than are allowed; raise max_groups or max_one_token_bytes"
-        raise LayoutUnsupported(detail, errors=[FieldError("/max_groups", detail)])
+        field = "max_one_token_bytes" if request.max_groups is None else "max_groups"
+        raise LayoutUnsupported(detail, errors=[FieldError(f"/{field}", detail)])
     return in_regions(decided, buckets, width)
 
 
@@ -134,7 +143,7 @@ def _auto(problem: Problem) -> Grouping:
             continue
         cost = _cost(problem, layouts[0])
         if outside := outside_bounds(layouts[0], problem.request):
-            tried.append((strategy, inf, outside))
+            tried.append((strategy, inf, outside[1]))
             continue
         groups = len(layouts[0].groups)
         has_many = groups > problem.usual_max_groups

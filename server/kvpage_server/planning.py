@@ -55,7 +55,7 @@ class PlannedRanks:
 
 
 class PlanService:
-    """Owns the planning threads; `close()` waits for them. Everything else runs on the event loop."""
+    """Owns the planning threads; `close()` waits for what they are at, no more. All else runs on the event loop."""
 
     def __init__(self, planner: Planner, cache: PlanCache, *, max_pending: int = MAX_PENDING) -> None:
         self._planner = planner
@@ -68,7 +68,7 @@ class PlanService:
         return f"<PlanService {self._num_pending} pending, {self._cache!r}>"
 
     def close(self) -> None:
-        self._threads.shutdown()
+        self._threads.shutdown(cancel_futures=True)
 
     async def plan_body(
         self, body: bytes, *, max_bytes: int, encoding: Encoding = "identity"

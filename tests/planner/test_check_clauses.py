@@ -32,7 +32,7 @@ BESIDE = build.request(
 )
 NESTED = build.request(
     build.full("a.{i}", count=2, heads=2, size=4),
-    build.sliding("b.{i}", count=3, heads=2, size=6),
+    build.state("b.{i}", [[384]], ["bfloat16"], count=3),
     strategy="nested",
     workload=[{"tokens": 4096}],
     **SMALL,

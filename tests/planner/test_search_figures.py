@@ -123,7 +123,7 @@ def test_scaling_before_padding_saves_most_of_what_padding_wastes() -> None:
     """A draft block of 16 tokens in a page of 1.6 MB would be 96 % padding; 400 tokens fit."""
     layers = ROWS["qwen3.8 and draft"].layers
     layers = [layer | ({"draft": True} if layer["name"] == "d.{i}" else {}) for layer in layers]
-    plan, request = planned(layers, "scale_then_pad", align_hybrid=True)
+    plan, request = planned(layers, "scale_then_pad", align_hybrid=True, max_block_size=2048)
     assert {name: plan.layers[name].block_size for name in ("f.0", "d.0")} == {"f.0": 1424, "d.0": 400}
     assert {layer.page_size_bytes for layer in plan.layers.values()} == {1_640_448}
     assert sum(percent(plan, request)) <= 24.5 + 23.7 + 25.3 + 0.1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import kvpage
-from kvpage.errors import KvpageError
+from kvpage.errors import KvpageError, SpecInvalid
 from kvpage.planner.nested_search import _divisors
 from kvpage.planner.search import thinned
 from planner import build, search_oracle
@@ -208,3 +208,25 @@ def test_every_length_up_to_2_to_the_31() -> None:
     assert plan.efficiency is not None
     some = [{"tokens": tokens, "weight": 1.0} for tokens in range(1, 2**31, 2**21 - 1)]
     assert plan.efficiency.held_over_live == pytest.approx(search_oracle.held_over_live(plan, request, some), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "field", "bound"),
+    [
+        ("nested", "max_block_lcm", 1),
+        ("nested", "max_block_size", 8),
+        ("scale_then_pad", "max_block_stride_bytes", 1),
+        ("scale_then_pad", "max_block_lcm", 1),
+        ("scale_then_pad", "max_block_size", 8),
+        ("slab", "max_one_token_bytes", 1),
+    ],
+)
+@pytest.mark.parametrize("one_life", [False, True])
+def test_what_is_bounded_is_kept_or_refused_by_name(strategy: str, field: str, bound: int, one_life: bool) -> None:
+    """Also where a strategy has nothing to search."""
+    layers = [build.full("a.{i}", count=4, heads=2), build.sliding("b.{i}", count=8, heads=2, window=1024)]
+    request = build.request(*layers[: 1 if one_life else 2], strategy=strategy)
+    kvpage.plan(request)
+    with pytest.raises(SpecInvalid) as caught:
+        kvpage.plan(request | {field: bound})
+    assert field in caught.value.message
