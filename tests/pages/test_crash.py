@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -185,8 +186,9 @@ def test_a_process_killed_at_random_instants_leaves_its_operation_done_or_undone
             with subprocess.Popen(command, pass_fds=[descriptor], stdout=subprocess.PIPE, env=ENVIRONMENT) as child:
                 assert child.stdout is not None
                 last = b""
-                for _ in range(random.randrange(2, 200)):
+                for _ in range(random.randrange(2, 60)):
                     last = child.stdout.readline()
+                time.sleep(random.uniform(0, 0.003))  # any instant of an operation that lingers
                 child.kill()
                 rest = last + child.stdout.read()
             lines = rest.decode().splitlines(keepends=True)

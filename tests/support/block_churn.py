@@ -1,7 +1,8 @@
 """A process that works on a block pool in shared memory, and dies there.
 
 block_churn.py die GEOMETRY OPERATION NUMBER DESCRIPTOR    kills itself where the NUMBER-th snapshot is taken
-block_churn.py churn GEOMETRY SEED DESCRIPTOR              does random operations, telling each before it begins it
+block_churn.py churn GEOMETRY SEED DESCRIPTOR              does random operations, telling each before it begins it,
+                                                              and lingers amid them where SEED is odd
 """
 
 from __future__ import annotations
@@ -40,12 +41,22 @@ def die(geometry: str, operation: str, number: int, buffer: mmap.mmap) -> None:
 
 def churn(geometry: str, seed: int, buffer: mmap.mmap) -> None:
     random, pool = Random(seed), BlockPool(GEOMETRIES[geometry], buffer)
+    if seed % 2:
+        watch(pool, lingering)  # or most kills would come while it tells
     while True:
         group = random.randrange(len(pool.geometry.blocks_per_slab))
         wanted, work = next_operation(random, pool, group)
         held = {str(slot): count for slot, (_, count) in state_of(pool).held.items()}
         os.write(1, (json.dumps([held, wanted]) + "\n").encode())
         work()
+
+
+def lingering(store: Callable[[bool], None]) -> None:
+    """A store that takes long, and half of it too."""
+    for half in (True, False):
+        store(half)
+        for _ in range(5_000):
+            pass
 
 
 def next_operation(random: Random, pool: BlockPool, group: int) -> tuple[dict[str, Any], Callable[[], object]]:
