@@ -18,7 +18,7 @@ import kvpage_server
 from support.checkout import ROOT, python_sources
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-BASE_INSTALL = {"httpcore", "httpx", "msgspec", "pydantic", "pyyaml", "rich", "typer"}
+BASE_INSTALL = {"httpcore", "httpx", "msgspec", "numpy", "pydantic", "pyyaml", "rich", "typer"}
 
 
 @pytest.fixture(scope="module")
