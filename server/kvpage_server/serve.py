@@ -58,6 +58,9 @@ def serve(settings: Settings) -> None:
         server.run(listeners.sockets)
     finally:
         listeners.close()
+    if server.is_hung_up:  # uvicorn ends the process by the other signals, not by one it does not know
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGHUP)
 
 
 def check_startable(settings: Settings) -> None:
@@ -90,13 +93,19 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
+        self.is_hung_up = False
+        """SIGHUP asked it to end."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal ends the server in its order, which takes bounded time. A terminal that is closed, or an
+        impatient person, sends more: they must not leave workers behind.
+        """
+        if self.should_exit:
+            return
         services = getattr(self._app.state, "services", None)
         if isinstance(services, Services):
             services.pools.drain()
-        if sig == signal.SIGHUP:  # uvicorn raises it again at the end: it shall then end the process, as SIGTERM does
-            signal.signal(sig, signal.SIG_DFL)
+        self.is_hung_up = sig == signal.SIGHUP
         super().handle_exit(sig, frame)
 
 

@@ -226,6 +226,25 @@ def test_the_end_leaves_no_process_and_no_socket(service: ApiService, number: si
     assert sorted(path.name for path in service.run_directory.path.glob("*.sock")) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_one_that_is_told_again_and_again_ends_in_its_order_all_the_same(
+    service: ApiService, number: signal.Signals
+) -> None:
+    """A terminal that is closed tells more than once, and a person may be impatient: no worker is left behind."""
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here, and so in every child")
+    worker = service.worker_pid()
+
+    def tell_again() -> bool:
+        service.ask_to_end(number)
+        return service.has_ended()
+
+    until(tell_again)
+    assert not is_alive(worker)
+    assert worker_pids(service.run_directory) == []
+    assert sorted(path.name for path in service.run_directory.path.glob("*.sock")) == []
+
+
 def test_the_hang_up_of_a_terminal_is_ignored_under_nohup(no_leaks: None, run_dir: Path) -> None:
     ignoring = "import signal, runpy; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
     program = f"{ignoring}; runpy.run_module('kvpage_server', run_name='__main__')"

@@ -88,6 +88,9 @@ class ApiService:
     def ask_to_end(self, signal_: signal.Signals = signal.SIGTERM) -> None:
         self._child.send_signal(signal_)
 
+    def has_ended(self) -> bool:
+        return self._child.poll() is not None
+
     def terminate(self) -> int:
         """Ask it to end; its exit status."""
         self.ask_to_end()
