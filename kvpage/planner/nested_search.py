@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf, isqrt, lcm, log2
 
@@ -89,7 +89,7 @@ class NestedSearch:
     def _bounds(self, of: Limits) -> list[Bound]:
         """In ascending order, as if blocks need not divide the slab evenly. Where the pool has 256 of some slabs, no
         larger ones."""
-        limits = Limits(0, 0, pool_bytes=of.pool_bytes, addressable_bytes=of.addressable_bytes)
+        limits = replace(of, max_groups=0, max_block_lcm=0, max_block_stride_bytes=None, max_one_token_bytes=None)
         if limits not in self._known:  # asked for again and again, for the front
             self._known[limits] = self._made_bounds(limits)
         return self._known[limits]
@@ -113,7 +113,7 @@ class NestedSearch:
                     default=inf,
                 )
             bounds.append((total * limits.slack(slab), slab, groups))
-        return sorted(bounds)
+        return sorted(bound for bound in bounds if bound[0] < inf)
 
     def _slabs(self) -> set[int]:
         step = self._step

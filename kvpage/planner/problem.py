@@ -116,6 +116,7 @@ class Problem:
             max_one_token_bytes=request.max_one_token_bytes,
             pool_bytes=request.memory_bytes,
             addressable_bytes=min(narrow, default=None),
+            num_slabs=request.num_blocks,
         )
 
     @cached_property

@@ -40,10 +40,14 @@ class Limits:
     pool_bytes: int | None = None
     addressable_bytes: int | None = None
     """Of slabs: what kernels that count in 32 bits reach."""
+    num_slabs: int | None = None
+    """Where the request names a number, which they must reach then."""
 
     def slack(self, slab_bytes: int) -> float:
         """See `slack`."""
         most = None if self.addressable_bytes is None else self.addressable_bytes // slab_bytes
+        if most is not None and self.num_slabs is not None and most < self.num_slabs:
+            return inf
         return slack(slab_bytes, self.pool_bytes, most)
 
     def most_groups(self, slab_bytes: int) -> int:

@@ -9,6 +9,7 @@ from math import inf
 
 from kvpage.errors import CannotUnify, FieldError, KvpageError, LayoutUnsupported
 from kvpage.layers import Layer
+from kvpage.planner.addressing import most_slabs
 from kvpage.planner.align import is_hybrid
 from kvpage.planner.by_rule import group_by_rule
 from kvpage.planner.efficiency import describe, front_point, held_over_live, outside_bounds
@@ -63,13 +64,13 @@ def _in_best_width(problem: Problem, layers: Sequence[Layer]) -> Grouping:
         problem.limits, max_groups=max(problem.limits.max_groups, 0 if request.max_groups else len(buckets))
     )
     # A region's blocks are a page apart, however wide groups are.
-    most_slabs = None if limits.addressable_bytes is None else limits.addressable_bytes // page
+    reach = None if limits.addressable_bytes is None else limits.addressable_bytes // page
     ranked = []
     for width in range(1, max(count for count, _ in blocks) + 1):
         groups = [ceil_div(count, width) for count, _ in blocks]
         slab = width * page
         held = slab * sum(n * each for n, (_, each) in zip(groups, blocks, strict=True))
-        cost = held * slack(slab, limits.pool_bytes, most_slabs)
+        cost = held * slack(slab, limits.pool_bytes, reach)
         is_outside = sum(groups) > limits.most_groups(slab)
         ranked.append((is_outside, round(cost / TIE) if cost < inf else inf, sum(groups), width))
     is_outside, _, num_groups, width = min(ranked)
@@ -142,6 +143,9 @@ def _auto(problem: Problem) -> Grouping:
             tried.append((strategy, inf, error.message))
             continue
         cost = _cost(problem, layouts[0])
+        if narrow := _out_of_reach(problem, layouts[0]):
+            tried.append((strategy, inf, narrow))
+            continue
         if outside := outside_bounds(layouts[0], problem.request):
             tried.append((strategy, inf, outside[1]))
             continue
@@ -154,6 +158,14 @@ def _auto(problem: Problem) -> Grouping:
         raise _nothing_left(tried, failures)
     _, cost, strategy, layouts = best
     return _judged(problem, strategy, layouts, tuple(_rejected(tried, strategy, cost)))
+
+
+def _out_of_reach(problem: Problem, grouping: Grouping) -> str:
+    """What is in the way of the number of blocks that the request names; "" when nothing is."""
+    asked, most = problem.request.num_blocks, most_slabs(grouping, problem.owners)
+    if asked is None or most is None or most[0] >= asked:
+        return ""
+    return f"{asked:,} blocks are named, and kernels of layer {most[1]!r} count in 32 bits, which end at {most[0]:,}"
 
 
 def _candidates(problem: Problem) -> Iterator[_Candidate]:
@@ -194,7 +206,7 @@ def _rejected(tried: Sequence[_Tried], taken: str, cost: float) -> Iterator[Reje
 
 def _nothing_left(tried: Sequence[_Tried], failures: Sequence[KvpageError]) -> KvpageError:
     reasons = "; ".join(dict.fromkeys(f"{name}: {why}" for name, _, why in tried if why))
-    faults = next((error.errors for error in failures if error.errors), ())
+    faults = next((error.errors for error in failures if error.errors), (FieldError("/strategy", reasons),))
     details = next((error.details for error in failures if error.details), {})
     known = CannotUnify if any(isinstance(error, CannotUnify) for error in failures) else LayoutUnsupported
     return known(f"no strategy has a layout for these layers. {reasons}", details=details, errors=faults)

@@ -230,3 +230,19 @@ def test_what_is_bounded_is_kept_or_refused_by_name(strategy: str, field: str, b
     with pytest.raises(SpecInvalid) as caught:
         kvpage.plan(request | {field: bound})
     assert field in caught.value.message
+
+
+@pytest.mark.parametrize("strategy", ["slab", "nested", "auto"])
+def test_a_number_of_blocks_that_is_named_is_within_reach_of_narrow_kernels(strategy: str) -> None:
+    """Kernels that count in 32 bits: 100,000 slabs of at most 2^31 elements together."""
+    layers = [
+        build.full("a.{i}", count=4, heads=1, size=64, index_bits=32),
+        build.sliding("b.{i}", count=3, heads=3, size=64, window=128, index_bits=32),
+    ]
+    request = build.request(*layers, strategy=strategy, num_blocks=100_000, max_model_len=1, allocator="slabs")
+    plan = kvpage.plan(request)
+    assert plan.num_blocks == 100_000
+    assert plan.slab_bytes * plan.num_blocks <= 2**31 * 2
+    with pytest.raises(KvpageError) as caught:
+        kvpage.plan(request | {"num_blocks": 10_000_000})
+    assert caught.value.errors
