@@ -140,8 +140,8 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     """Of this plan. Where a slab is more than 1/256 of the pool, its null slab and what is too little for a slab count
     as held; of groups that cut slabs into blocks, half a slab each."""
     floor_over_live: float
-    """Of pools without padding and groups without rounding, in the smallest blocks the kernels take: what is left is
-    the last block's tail and the block that a window straddles."""
+    """Of pools without padding and groups without rounding, in the blocks that hold least of those the kernels take:
+    what is left is the last block's tail and the block that a window straddles."""
     one_token_bytes: Amount
     """What a request of one token holds: a slab of every group."""
     block_lcm_tokens: Amount

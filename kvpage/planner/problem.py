@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from kvpage.errors import KvpageError, SpecInvalid
+from kvpage.errors import KvpageError
 from kvpage.layers import Layer
 from kvpage.planner.align import align_hybrid, is_hybrid
 from kvpage.planner.buckets import Bucket, make_buckets, taken_apart
@@ -121,8 +121,8 @@ class Problem:
 
     @cached_property
     def floor(self) -> float:
-        """What pools without any padding or rounding would hold, in the smallest blocks that kernels take."""
-        return sum(_floor(of, self.demand, self._smallest_block(of[0])) for of in self._alike())
+        """What pools without any padding or rounding would hold, in the blocks that suit the workload best."""
+        return sum(self._floor_of(alike) for alike in self._alike())
 
     def _alike(self) -> Iterator[Sequence[Layer]]:
         alike: dict[tuple[int, int], list[Layer]] = {}
@@ -130,19 +130,18 @@ class Problem:
             alike.setdefault((id(layer.spec), id(layer.backend)), []).append(layer)
         yield from alike.values()
 
-    def _smallest_block(self, layer: Layer) -> int:
-        assert layer.spec is not None
-        try:
-            (bucket,) = make_buckets([layer], self.request.max_block_size, self.default_max_block_tokens)
-        except SpecInvalid:
-            return layer.spec.block_size
-        return min(bucket.block_sizes[0], layer.spec.block_size)
+    def _floor_of(self, alike: Sequence[Layer]) -> float:
+        spec = alike[0].spec
+        assert spec is not None
+        bare = spec.with_padding(None)
+        sized = [bare.with_block_size(size) for size in _least_blocks(alike[0])] if spec.is_attention else [bare]
+        return len(alike) * min(one.real_page_size_bytes * self.demand.blocks(one, one.block_size) for one in sized)
 
 
-def _floor(layers: Sequence[Layer], demand: Demand, block_size: int) -> float:
-    spec = layers[0].spec
-    assert spec is not None
-    sized = spec.with_padding(None)
-    if spec.is_attention:
-        sized = sized.with_block_size(block_size)
-    return len(layers) * sized.real_page_size_bytes * demand.blocks(spec, block_size)
+def _least_blocks(layer: Layer) -> set[int]:
+    """Block sizes of which one holds least: of the multiples of a unit, the unit; and the layer's own."""
+    assert layer.spec is not None
+    assert layer.backend is not None  # every attention layer has one
+    sizes, ratio = layer.backend.kernel_block_sizes, layer.spec.block_size // layer.spec.storage_block_size
+    unit = sizes.multiple_of if sizes.listed or sizes.multiple_of is not None else 1
+    return {size * ratio for size in (*sizes.listed, unit) if size is not None} | {layer.spec.block_size}
