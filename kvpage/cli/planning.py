@@ -20,6 +20,8 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the plan; - for standard output.")] = None,
     comparing: Annotated[bool, typer.Option("--compare", help="All strategies side by side, and vLLM 0.24.")] = False,
+    strategy: Annotated[str | None, typer.Option(help="In place of the request's. Left out: auto.")] = None,
+    allocator: Annotated[str | None, typer.Option(help="In place of the request's: flat, or slabs for nested.")] = None,
     all_layers: Annotated[bool, typer.Option("--all", help="One row a layer; else like layers share a row.")] = False,
     model: of.ModelPath = None,
     draft: of.DraftPath = None,
@@ -54,8 +56,9 @@ def plan(
         options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
         options |= {"draft_backend": draft_backend, "kv_dtype_skip_layers": kv_dtype_skip_layers, "mtp": mtp}
         request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
-    if all_ranks and isinstance(request, dict):
-        request["ranks"] = "all"
+    if isinstance(request, dict):
+        said = {"strategy": strategy, "allocator": allocator, "ranks": "all" if all_ranks else None}
+        request |= {name: value for name, value in said.items() if value is not None}
     answer(request, as_json=as_json, svg=svg, comparing=comparing, all_layers=all_layers)
     if model is not None:
         of.print_notes(request)

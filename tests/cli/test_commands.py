@@ -211,3 +211,17 @@ def test_without_a_service_the_error_says_how_to_start_one(run_dir: Path) -> Non
     done = run("pools", "list", "--run-dir", str(run_dir))
     assert done.returncode == 1
     assert "kvpage serve" in done.stderr
+
+
+def test_a_strategy_named_on_the_command_line_is_taken() -> None:
+    request = small_request(strategy="unify")
+    done = run("plan", "-", "--strategy", "auto", "--allocator", "slabs", "--json", stdin=json.dumps(request))
+    assert kvpage.Plan.from_json(done.stdout.encode()) == kvpage.plan(
+        request | {"strategy": "auto", "allocator": "slabs"}
+    )
+
+
+def test_a_strategy_that_does_not_exist_is_refused() -> None:
+    done = run("plan", "-", "--strategy", "best", stdin=json.dumps(small_request()))
+    assert done.returncode == 2
+    assert "/strategy" in done.stderr
