@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvpage.cli.files import DEFAULT_STRATEGY
+from kvpage.cli.files import DEFAULT_STRATEGY, read_request
 from kvpage.cli.sizes import parse_bytes
 from kvpage.errors import SpecInvalid
 
@@ -40,28 +41,38 @@ BlockSize = Annotated[int | None, _option("Tokens of a block. Left out: by backe
 NumSpeculativeTokens = Annotated[int, _option("Tokens drafted at once.")]
 
 
-def model_request(
-    model: Path,
-    *,
-    draft: Path | None,
-    memory: str | None,
-    lengths: dict[str, int | None],
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    """A plan request for the model at path `model`. Raises `SpecInvalid` without `memory`, and as `read_config` does.
+_LENGTHS = ("max_model_len", "max_num_batched_tokens")  # fields of the request; the others are the model's
+_OF_MODEL = (
+    "tp", "attention_dp", "pp", "pp_stage", "kv_dtype", "ssm_dtype", "backend", "draft_backend",
+    "kv_dtype_skip_layers", "mtp", "block_size", "num_speculative_tokens",
+)  # fmt: skip
 
-    `lengths` are fields of the request, `options` those of the model; what is None is left out.
+
+def asked(typed: Mapping[str, Any]) -> Any:
+    """The plan request in the file that was named, or one for the model, with what else was `typed`.
+
+    Raises `SpecInvalid` unless there is one of the two, and for a model without memory, and as `read_request` and
+    `read_config` do.
     """
+    if (typed["file"] is None) == (typed["model"] is None):
+        raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
+    return read_request(typed["file"]) if typed["model"] is None else _of_model(typed)
+
+
+def _of_model(typed: Mapping[str, Any]) -> dict[str, Any]:
+    """What was left out is left to the config and its reader."""
     from kvpage.models import read_config
 
-    if memory is None:
+    if typed["memory"] is None:
         raise SpecInvalid("--memory is missing: say how much the cache of one rank may take, such as --memory 40GiB")
-    entry = {name: value for name, value in options.items() if value not in (None, [])}
-    entry["config"] = read_config(model)
-    if draft is not None:
-        entry["draft"] = read_config(draft)
-    said = {name: value for name, value in lengths.items() if value is not None}
-    return {"strategy": DEFAULT_STRATEGY, "model": entry, "memory_bytes": parse_bytes(memory)} | said
+    entry = {name: typed[name] for name in _OF_MODEL if typed[name] not in (None, [])}
+    if not typed["pp_stage"]:
+        del entry["pp_stage"]  # all stages may be asked for, and then there is none
+    entry["config"] = read_config(typed["model"])
+    if typed["draft"] is not None:
+        entry["draft"] = read_config(typed["draft"])
+    said = {name: typed[name] for name in _LENGTHS if typed[name] is not None}
+    return {"strategy": DEFAULT_STRATEGY, "model": entry, "memory_bytes": parse_bytes(typed["memory"])} | said
 
 
 def print_notes(request: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from kvpage.cli import model_options as of
-from kvpage.cli.files import read_request, write_text
+from kvpage.cli.files import write_text
 from kvpage.cli.output import print_plan
 from kvpage.cli.ranks import has_ranks, show_ranks
 from kvpage.errors import SpecInvalid
@@ -16,6 +16,7 @@ from kvpage.plans import Plan
 
 
 def plan(
+    context: typer.Context,
     file: Annotated[str | None, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the plan; - for standard output.")] = None,
@@ -46,16 +47,7 @@ def plan(
 
     Examples: kvpage plan model.yaml --svg layout.svg; kvpage plan --model ./Qwen3-8B --tp 4 --memory 60GiB --compare
     """
-    if (file is None) == (model is None):
-        raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
-    request: Any = read_request(file) if file is not None else None
-    if model is not None:
-        lengths = {"max_model_len": max_model_len, "max_num_batched_tokens": max_num_batched_tokens}
-        options: dict[str, Any] = {"tp": tp, "attention_dp": attention_dp, "pp": pp, "pp_stage": pp_stage or None}
-        options |= {"kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
-        options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
-        options |= {"draft_backend": draft_backend, "kv_dtype_skip_layers": kv_dtype_skip_layers, "mtp": mtp}
-        request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
+    request = of.asked(context.params)
     if isinstance(request, dict):
         said = {"strategy": strategy, "allocator": allocator, "ranks": "all" if all_ranks else None}
         request |= {name: value for name, value in said.items() if value is not None}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from kvpage.cli import model_options as of
-from kvpage.cli.files import read_request
-from kvpage.errors import SpecInvalid
 
 StreamName = Annotated[
     str | None, typer.Option("--stream", help="short, chat (the default), long, or a file: `prompt,output` a line.")
@@ -23,6 +21,7 @@ Runs = Annotated[int, typer.Option(help="Runs to take the mean of: seeds SEED, S
 
 
 def simulate(
+    context: typer.Context,
     file: Annotated[str | None, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")] = None,
     stream: StreamName = None,
     strategies: Strategies = "unify,scale_then_pad,slab,nested,pools",
@@ -59,17 +58,9 @@ def simulate(
     from kvpage.cli.simulate_layouts import in_memory, parse_strategies
     from kvpage.cli.simulate_runs import Wanted, replay
 
-    if (file is None) == (model is None):
-        raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
     names = parse_strategies(strategies)
-    request: Any = read_request(file) if file is not None else None
+    request = of.asked(context.params)
     if model is not None:
-        lengths = {"max_model_len": max_model_len, "max_num_batched_tokens": max_num_batched_tokens}
-        options: dict[str, Any] = {"tp": tp, "attention_dp": attention_dp, "pp": pp, "pp_stage": pp_stage or None}
-        options |= {"kv_dtype": kv_dtype, "ssm_dtype": ssm_dtype}
-        options |= {"backend": backend, "block_size": block_size, "num_speculative_tokens": num_speculative_tokens}
-        options |= {"draft_backend": draft_backend, "kv_dtype_skip_layers": kv_dtype_skip_layers, "mtp": mtp}
-        request = of.model_request(model, draft=draft, memory=memory, lengths=lengths, options=options)
         of.print_notes(request)
     wanted = Wanted(in_memory(request, memory), names, allocator, seed, runs, steps, warm_up_steps, as_json)
     replay(wanted, stream, conversations if prefix_caching else None)

@@ -96,9 +96,6 @@ class CudaDriver:
         """The device's primary context, which torch uses too."""
         return self._call("cuDevicePrimaryCtxRetain", ordinal, device_uuid=uuid)
 
-    def release_context(self, ordinal: int) -> None:
-        self._call("cuDevicePrimaryCtxRelease", ordinal)
-
     def current_context(self) -> Any:
         """Of this thread; one that is 0 as a number where there is none."""
         return self._call("cuCtxGetCurrent")

@@ -20,8 +20,7 @@ def group_by_rule(
     """The groups of `asked`, pages made equal by vLLM 0.24's rule, or by `unified`.
 
     `aligned`: attention blocks and states are fitted to each other first, those of a draft only by vLLM's rule;
-    `layered`: one cross-layer buffer. Raises
-    `CannotUnify`, `LayoutUnsupported` or `SpecInvalid` naming the layer.
+    `layered`: one cross-layer buffer. Raises `CannotUnify`, `LayoutUnsupported` or `SpecInvalid` naming the layer.
     """
     layers = align_hybrid(tuple(asked), keep_drafts=unified is not None) if aligned else tuple(asked)
     check_layouts(layers)

@@ -735,6 +735,7 @@ def test_an_interruption_while_mapping_leaves_nothing_and_takes_nothing_from_ano
 
 
 RETAINING_PROGRAM = """
+from cuda.bindings import driver as bindings
 from kvpage.memory.cuda_device import PrimaryContexts, find_device
 from kvpage.memory.cuda_driver import CudaDriver
 from support.fakecuda import live
@@ -751,7 +752,7 @@ while not is_over:
 
     is_over = not interrupted(use, moment)
     use()
-    driver.release_context(device.ordinal)
+    bindings.cuDevicePrimaryCtxRelease(device.ordinal)
     assert live()["contexts"] == 0, f"moment {moment}: it was retained twice"
     moment += 1
 print(moment)
