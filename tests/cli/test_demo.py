@@ -58,9 +58,12 @@ def processes_naming(path: Path) -> list[str]:
 
 
 def test_the_search_for_processes_finds_them(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()", str(tmp_path)], stdin=subprocess.PIPE) as child:
+    command = [sys.executable, "-c", "print(flush=True); input()", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # before it runs, the system does not know its command line
         assert len(processes_naming(tmp_path)) == 1
-        child.communicate()
+        child.communicate(b"\n")
 
 
 @pytest.fixture(params=[target_and_draft, hybrid], ids=["3:2", "hybrid"])
