@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -42,6 +42,16 @@ class Match:
     @classmethod
     def of_nothing(cls, num_groups: int) -> Self:
         return cls(0, (np.empty(0, np.int32),) * num_groups, ((),) * num_groups)
+
+
+class Hashes(Protocol):
+    """Hashes of a prompt's blocks: `TokenHashes`, or as many as somebody else has computed."""
+
+    def __len__(self) -> int:
+        """Tokens."""
+
+    def of(self, group: int, num_blocks: int) -> list[bytes]:
+        """Of the first whole blocks in the group, at least so many."""
 
 
 class PrefixCounts(NamedTuple):
@@ -111,7 +121,7 @@ class PrefixCache:
 
     # --- finding ------------------------------------------------------------------------------------------------------
 
-    def find(self, hashes: TokenHashes, at_most_tokens: int) -> Match:
+    def find(self, hashes: Hashes, at_most_tokens: int) -> Match:
         """The longest prefix of at most `at_most_tokens` tokens. Takes nothing, so it may be evicted meanwhile."""
         most = min(at_most_tokens, len(hashes)) // self.step_tokens if self.is_usable else 0
         lengths: Lengths = np.arange(max(0, most) + 1) * self.step_tokens
@@ -126,7 +136,7 @@ class PrefixCache:
             lengths = lengths[gone[lengths // lifetime.block_size] == gone[first]]
         return self._match(int(lengths[-1]), hashes, found)
 
-    def _match(self, num_tokens: int, hashes: TokenHashes, found: dict[int, list[int]]) -> Match:
+    def _match(self, num_tokens: int, hashes: Hashes, found: dict[int, list[int]]) -> Match:
         blocks, contents = [], []
         for group, lifetime in enumerate(self.lifetimes):
             first = int(lifetime.first_prefix_blocks(np.array([num_tokens]))[0])

@@ -1,0 +1,94 @@
+"""The prefix cache of a pool that leases hold blocks of, where its plan allows one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvpage.errors import KvpageError, NotSupported, SpecInvalid, shorten
+from kvpage.pages.allocator import BlockPool
+from kvpage.pages.hashing import HASH_BYTES
+from kvpage.pages.lifetimes import Lifetime, lifetimes_of
+from kvpage.pages.prefix import Match, PrefixCache, PrefixCounts
+from kvpage.pages.prefix_index import PrefixIndex, Snapshot
+from kvpage.pages.steps import Content
+from kvpage.plans import Plan
+
+
+class GivenHashes:
+    """Hashes of a prompt's blocks that somebody else has computed, as `TokenHashes` would have them."""
+
+    def __init__(self, hashes: Sequence[Sequence[bytes]], lifetimes: Sequence[Lifetime]) -> None:
+        """By group. Raises `SpecInvalid` for another number of groups or what is no hash."""
+        if len(hashes) != len(lifetimes):
+            raise SpecInvalid(f"hashes of {len(hashes)} groups for a pool of {len(lifetimes)}; give those of each")
+        self._hashes = [[_checked(one) for one in some] for some in hashes]
+        self._num_tokens = min(
+            len(some) * lifetime.block_size for some, lifetime in zip(hashes, lifetimes, strict=True)
+        )
+
+    def __len__(self) -> int:
+        """Tokens that every group has hashes of."""
+        return self._num_tokens
+
+    def of(self, group: int, num_blocks: int) -> list[bytes]:
+        return self._hashes[group][:num_blocks]
+
+
+def _checked(content: bytes) -> bytes:
+    if len(content) != HASH_BYTES:
+        raise SpecInvalid(f"a hash of {len(content)} bytes, {shorten(content.hex())}; hashes have {HASH_BYTES}")
+    return content
+
+
+class PoolPrefix:
+    def __init__(self, plan: Plan, blocks: BlockPool, index: PrefixIndex) -> None:
+        self._blocks = blocks
+        self._cache: PrefixCache | None = None
+        self.why_not = ""
+        try:
+            self._cache = PrefixCache(blocks, index, lifetimes_of(plan))
+        except KvpageError as error:  # a plan without max_model_len does not say how many states a request has
+            self.why_not = error.message
+
+    @property
+    def cache(self) -> PrefixCache:
+        """Raises `NotSupported` where the plan allows none."""
+        if self._cache is None or not self._cache.is_usable:
+            why_not = self.why_not or "what a decoder computes depends on the encoder's input, which hashes do not name"
+            raise NotSupported(f"this pool keeps no prefixes: {why_not}")
+        return self._cache
+
+    def find(self, hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> Match:
+        cache = self.cache
+        return cache.find(GivenHashes(hashes, cache.lifetimes), at_most_tokens)
+
+    def count(self, match: Match, asked_tokens: int) -> None:
+        self.cache.count(match, asked_tokens)
+
+    def commit(self, group: int, content: Content) -> None:
+        """Raises `SpecInvalid` where blocks and hashes are not as many, and as `PrefixCache.commit` does."""
+        cache = self.cache
+        if len(content.ids) != len(content.hashes):
+            raise SpecInvalid(
+                f"{len(content.ids)} blocks of group {group} are to be committed with {len(content.hashes)} hashes;"
+                " each block has one"
+            )
+        cache.commit(group, [int(block) for block in content.ids], [_checked(one) for one in content.hashes])
+
+    def clear(self) -> None:
+        """Forget everything: weights have changed."""
+        self.cache.clear()
+
+    def snapshot(self) -> Snapshot:
+        return self.cache.snapshot()
+
+    @property
+    def counts(self) -> PrefixCounts | None:
+        return None if self._cache is None else self._cache.counts
+
+    def check(self) -> None:
+        """Raises `InternalError`."""
+        if self._cache is None:
+            self._blocks.check()
+        else:
+            self._cache.check()
