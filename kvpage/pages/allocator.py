@@ -18,14 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from kvpage.errors import Conflict, SpecInvalid
-from kvpage.pages import conservation, runs
+from kvpage.pages import runs
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids, block_ids, distinct, repeated, whole_number
-from kvpage.pages.census import take_census
-from kvpage.pages.counts import BlockCounts, SlabCounts, SlabTable
 from kvpage.pages.geometry import Places
-from kvpage.pages.pool_state import Group, PoolState
-from kvpage.pages.rings import Flags
+from kvpage.pages.pool_counts import PoolCounts
+from kvpage.pages.pool_state import Group
 from kvpage.pages.shortage import out_of_blocks, out_of_run, out_of_slabs, why_not
 
 _MOST_HELD = 2**31 - 1
@@ -38,8 +36,8 @@ class HeldBatch(NamedTuple):
     """How often each is held."""
 
 
-class BlockPool(PoolState):
-    """See the module; opening and closing are `PoolState`'s."""
+class BlockPool(PoolCounts):
+    """See the module; counts are `PoolCounts`', opening and closing `PoolState`'s."""
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -130,19 +128,9 @@ class BlockPool(PoolState):
         Raises `SpecInvalid` for what is no block id of the group, `Conflict` for blocks that are neither.
         """
         held = self._group(group)
-        slots = self._known(held, ids)
-        twice = repeated(slots, self._ledger.marks)
-        slots, times = twice or (slots, np.ones(len(slots), np.int32))
-        before = self._arrays.refs.take(slots)
-        if len(slots) and int(before.max()) + int(times.max()) > _MOST_HELD:
-            raise SpecInvalid(f"a block of group {group} would be held more than {_MOST_HELD} times")
+        slots, before, after = self._held_more(group, self._known(held, ids))
         with self._whole:
-            self._arrays.log_refs(slots, before)
-            self._arrays.refs[slots] = before + times
-            self._arrays.end()
-            cached = slots[before == 0]
-            if len(cached):
-                held.wake(cached)
+            self._hold(held, slots, before, after)
 
     def free_one(self, group: int, block: int) -> None:
         """As `free` of one."""
@@ -182,6 +170,43 @@ class BlockPool(PoolState):
         with self._whole:
             self._let_go(held, slots, before, times)
 
+    def take_back(self, group: int, ids: Ids) -> None:
+        """Undo a `free` of `ids` that was the last operation: each is held once more each time it stands in them,
+        whether others hold it, or it is cached, or free. Looks at every free slab.
+
+        Raises `SpecInvalid` for what is no block id of the group, `Conflict` for blocks in slabs of others.
+        """
+        held = self._group(group)
+        blocks = block_ids(ids, self.geometry.num_blocks(group))
+        wrong = self._foreign(held, blocks)
+        if np.count_nonzero(wrong):
+            raise why_not(self._arrays, group, int(blocks[wrong][0]), "was not freed last")
+        slots, before, after = self._held_more(group, self.geometry.slots_of(group, blocks))
+        is_bare = (before == 0) & ~self._content_of(slots)
+        with self._whole:
+            if np.count_nonzero(is_bare):
+                held.take_these(self.geometry.ids_at(group, slots[is_bare]).astype(np.intp))
+                self._arrays.refs[slots[is_bare]] = after[is_bare]
+            self._hold(held, slots[~is_bare], before[~is_bare], after[~is_bare])
+
+    def _held_more(self, group: int, slots: Places) -> tuple[Places, Ints, Ints]:
+        """Each slot once; how often it is held, and how often it will be. Raises `SpecInvalid` if that is too often."""
+        twice = repeated(slots, self._ledger.marks)
+        slots, times = twice or (slots, np.ones(len(slots), np.int32))
+        before = self._arrays.refs.take(slots)
+        if len(slots) and int(before.max()) + int(times.max()) > _MOST_HELD:
+            raise SpecInvalid(f"a block of group {group} would be held more than {_MOST_HELD} times")
+        return slots, before, before + times
+
+    def _hold(self, held: Group, slots: Places, before: Ints, after: Ints) -> None:
+        """These blocks, which are held or cached, no slot twice, are held `after` times from now on."""
+        self._arrays.log_refs(slots, before)
+        self._arrays.refs[slots] = after
+        self._arrays.end()
+        cached = slots[before == 0]
+        if len(cached):
+            held.wake(cached)
+
     def _let_go(self, held: Group, slots: Places, before: Ints, times: Ints | int) -> None:
         """`slots`, no slot twice, are held `before` times, and so many times less from now on."""
         arrays = self._arrays
@@ -191,6 +216,8 @@ class BlockPool(PoolState):
         if arrays.has_content:
             content = self._content_of(ended)
             kept, bare = ended[content][::-1], ended[~content]
+        if held.clears_on_reuse:
+            arrays.stale[bare] = 1
         arrays.log_refs(slots, before)
         if len(kept):
             stamps = self._ledger.next_stamps(len(kept))
@@ -229,11 +256,13 @@ class BlockPool(PoolState):
         slots = distinct(slots[self._content_of(slots)], self._ledger.marks)
         if not len(slots):
             return
+        cached = slots[self._arrays.refs.take(slots) == 0]
         with self._whole:
+            if held.clears_on_reuse:
+                self._arrays.stale[cached] = 1
             self._arrays.log_content(slots)
             self._arrays.stamps[slots] = 0
             self._arrays.end()
-            cached = slots[self._arrays.refs.take(slots) == 0]
             if len(cached):
                 held.forget(cached)
 
@@ -256,87 +285,27 @@ class BlockPool(PoolState):
             raise why_not(self._arrays, held.group, int(blocks[wrong][0]), "is neither held nor cached")
         return slots
 
-    def _foreign(self, held: Group, blocks: Places) -> Flags:
-        """Which blocks lie in slabs of others."""
-        slabs = blocks if held.blocks_per_slab == 1 else blocks // held.blocks_per_slab
-        foreign: Flags = self._arrays.owners.take(slabs) != held.owner
-        return foreign
+    # --- clearing -----------------------------------------------------------------------------------------------------
 
-    def _content_of(self, slots: Places) -> Flags:
-        """Which of the slots keep content."""
-        if not self._arrays.has_content:
-            return np.zeros(len(slots), np.bool_)
-        content: Flags = self._arrays.stamps.take(slots) > 0
-        return content
-
-    # --- stale slabs --------------------------------------------------------------------------------------------------
-
-    def stale_slabs(self, group: int, ids: Ids) -> Ints:
-        """Slabs of these blocks whose bytes were another group's and have not been cleared since, in order.
-
-        Where stale bits can hurt (recurrent states, mixed precision), clear the whole slab before any block of it is
-        used, and say so by `cleared`. Raises as `free`.
+    def to_clear(self, group: int, ids: Ids) -> Ints:
+        """Of these blocks, which were just handed out, those whose bytes may be somebody else's. They are taken for
+        clean from here on: whoever is given them clears them before use. Raises as `free` where anything is cleared.
         """
         held = self._group(group)
-        self._held(held, ids)
-        slabs = np.unique(np.asarray(ids, np.intp) // held.blocks_per_slab)
-        return slabs[self._arrays.stale[slabs] > 0].astype(np.int32)
-
-    def cleared(self, slabs: Ids) -> None:
-        """The bytes of these slabs are nobody's any more. Raises `SpecInvalid` for what is no slab."""
-        self._group(0)
-        self._arrays.stale[block_ids(slabs, self.geometry.num_slabs)] = 0
-
-    # --- counts -------------------------------------------------------------------------------------------------------
-
-    def available(self, group: int) -> int:
-        """Blocks that the group could have now if it alone took some, cached ones counted. Raises `SpecInvalid`."""
-        held = self._group(group)
-        return held.num_open + self._ledger.num_available * held.blocks_per_slab
-
-    def counts(self, group: int) -> BlockCounts:
-        held = self._group(group)
-        return BlockCounts(used=held.used, cached=held.cached, free=held.num_free, slabs=held.num_slabs)
-
-    def slab_counts(self) -> SlabCounts:
-        self._group(0)
-        owned = sum(held.num_slabs for held in self._groups.values())
-        return SlabCounts(owned=owned, idle=self._ledger.num_idle, free=self._ledger.free.count)
-
-    def slabs(self, group: int) -> SlabTable:
-        """The slabs that the group owns, and what is in each. Looks at every block."""
-        owner = self._group(group).owner
-        census = take_census(self._arrays)
-        slabs = np.flatnonzero(census.owners == owner)
-        return SlabTable(slabs.astype(np.int32), census.used[slabs], census.cached[slabs])
-
-    def times_held(self, group: int, ids: Ids) -> Ints:
-        """How often each of these blocks is held. Raises `SpecInvalid` for what is no block id of the group."""
-        held = self._group(group)
-        blocks = block_ids(ids, self.geometry.num_blocks(group))
-        refs = self._arrays.refs.take(self.geometry.slots_of(group, blocks))
-        return np.where(self._foreign(held, blocks), np.int32(0), refs)
-
-    def with_content(self, group: int) -> Ints:
-        """Blocks of the group that keep content, held or cached, ascending. Looks at every block."""
-        owner = self._group(group).owner
-        if not self._arrays.has_content:
+        if not self._arrays.clearing:
             return _NO_IDS.copy()
-        slots = np.flatnonzero(self._arrays.stamps)
-        mine = self._arrays.owners.take(slots // self.geometry.slots_per_slab) == owner
-        return self.geometry.ids_at(group, slots[mine])
+        slots = self._held(held, ids).slots
+        # What keeps content was written by its holder; that a kill came between two stores must not wipe it.
+        slots = slots[(self._arrays.stale.take(slots) > 0) & ~self._content_of(slots)]
+        slots = distinct(slots, self._ledger.marks)
+        self._arrays.stale[slots] = 0
+        return self.geometry.ids_at(group, slots)
 
-    def check(self) -> None:
-        """Prove that nothing is lost or in two places. Raises `InternalError` naming what does not hold."""
-        self._group(0)
-        conservation.check(self._arrays, self._ledger, tuple(self._groups.values()))
-
-    def __repr__(self) -> str:
-        if self._is_closed:
-            return "<BlockPool, closed>"
-        free = self.slab_counts().free
-        each = ", ".join(f"{group}: {held.used} used {held.cached} cached" for group, held in self._groups.items())
-        return f"<BlockPool of {self.geometry.num_slabs} slabs, {free} free; {each}>"
+    def mark_stale(self, group: int, ids: Ids) -> None:
+        """The holder of these blocks died, perhaps before it cleared them; free them then. Raises as `to_clear`."""
+        held = self._group(group)
+        if self._arrays.clearing:
+            self._arrays.stale[self._held(held, ids).slots] = 1
 
 
 def slabs_needed(held: Group, count: int) -> int:

@@ -5,14 +5,15 @@ array at a multiple of 64 bytes:
 
     header     int64[8]      which state this is, and the log's length and kind (below)
     owners     int16[slabs]  1 + the group that has the slab or had it last (a pool's only group: all); 0: nobody yet
-    stale      int8[slabs]   1: the slab changed group, and its bytes were not cleared since
+    stale      int8[slots]   1: the block's bytes may be another's, and must be cleared before it is used
     refs       int32[slots]  how often the block is held
     stamps     int64[slots]  0: no content; else when a block with content was last used, counted in uses
     log_slots  int32[slots]  blocks that the operation under way changes
     log_refs   int32[slots]  and their `refs` before it
 
 A slab is owned while something of it is held or keeps content. Pages that nobody touched take no memory, so a pool
-without content pays nothing for stamps, and the log costs what the largest batch needed.
+without content pays nothing for stamps, one that clears nothing pays nothing for `stale`, and the log costs what the
+largest batch needed.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvpage.errors import Conflict, SpecInvalid
+from kvpage.pages.clearing import NOTHING, Clearing
 from kvpage.pages.geometry import Geometry, Places
 
-MAGIC = int.from_bytes(b"kvpblk1\0", "little")
+MAGIC = int.from_bytes(b"kvpblk2\0", "little")
 _ALIGNMENT_BYTES = 64
 _MAGIC, _SLABS, _SLOTS_PER_SLAB, _GROUPS, _CUT, _LOGGED, _KIND, _HAS_CONTENT = range(8)
 _REFS, _CONTENT = 1, 2  # kinds of log
@@ -40,7 +42,7 @@ def _layout(geometry: Geometry) -> dict[str, tuple[Literal["b", "h", "i", "q"], 
     return {
         "header": ("q", 8),
         "owners": ("h", slabs),
-        "stale": ("b", slabs),
+        "stale": ("b", slots),
         "refs": ("i", slots),
         "stamps": ("q", slots),
         "log_slots": ("i", slots),
@@ -64,11 +66,16 @@ class Arrays:
     block. A batch logs what it changes (`log_refs`, `log_content`) until `end`: if its process is killed before,
     `undo` takes it back. One block changes by one store, which either happened or did not.
 
-    Raises `SpecInvalid` for a buffer of another size, and `Conflict` for the state of another pool.
+    Raises `SpecInvalid` for a buffer of another size, and `Conflict` for the state of another pool, or of one that
+    cleared other blocks.
     """
 
-    def __init__(self, geometry: Geometry, buffer: Any) -> None:
-        self.geometry = geometry
+    def __init__(self, geometry: Geometry, buffer: Any, clearing: Clearing = NOTHING) -> None:
+        self.geometry, self.clearing = geometry, clearing
+        if clearing.on_reuse and len(clearing.on_reuse) != len(geometry.blocks_per_slab):
+            raise SpecInvalid(
+                f"what to clear is said for {len(clearing.on_reuse)} groups; there are {len(geometry.blocks_per_slab)}"
+            )
         found = _cut(geometry, buffer)
         self.header = found["header"]
         self.owners_at, self.stale_at = found["owners"], found["stale"]
@@ -87,7 +94,9 @@ class Arrays:
 
     def _recognise(self) -> None:
         cut = self.geometry.blocks_per_slab
-        mine = [self.geometry.num_slabs, self.geometry.slots_per_slab, len(cut), crc32(repr(cut).encode())]
+        cleared = [group for group in range(len(cut)) if self.clearing.is_on_reuse(group)]
+        rules = repr((cut, self.clearing.on_group_change, cleared))
+        mine = [self.geometry.num_slabs, self.geometry.slots_per_slab, len(cut), crc32(rules.encode())]
         if self.is_new:
             if self.owners.any() or self.refs.any():
                 raise Conflict("the buffer of a new pool's blocks must be zeros; use the pool's own, or a new one")
@@ -96,8 +105,9 @@ class Arrays:
             self.header[_MAGIC] = MAGIC  # last: a state that was only begun is begun again
         elif [*self.header[: _CUT + 1]] != [MAGIC, *mine]:
             raise Conflict(
-                f"the buffer holds something else than the blocks of {mine[0]} slabs in {mine[2]} groups: it begins "
-                f"with {[*self.header[: _CUT + 1]]}, not {[MAGIC, *mine]}; use the pool's own, or zeros for a new one"
+                f"the buffer holds something else than the blocks of {mine[0]} slabs in {mine[2]} groups, or these "
+                f"were cleared by other rules: it begins with {[*self.header[: _CUT + 1]]}, not {[MAGIC, *mine]}; "
+                f"use the pool's own, or zeros for a new one"
             )
 
     @property
@@ -108,6 +118,29 @@ class Arrays:
         """Called before the first block gets content."""
         self.header[_HAS_CONTENT] = 1
         self.has_content = True
+
+    def soil_slabs(self, slabs: Places) -> None:
+        """Whatever is handed out of these slabs must be cleared."""
+        self.stale.reshape(self.geometry.num_slabs, -1)[slabs] = 1
+
+    def soil_slab(self, slab: int) -> None:
+        """As `soil_slabs` of one."""
+        per_slab = self.geometry.slots_per_slab
+        self.stale[slab * per_slab : (slab + 1) * per_slab] = 1
+
+    def hold(self, refs: Ints) -> None:
+        """Each block is held so often from now on. Killed amid it, it must be done again.
+
+        What nobody holds then is cached where it keeps content, and stale: its holder may not have cleared it.
+        """
+        ended = np.flatnonzero((self.refs > 0) & (refs == 0))
+        if self.clearing:
+            self.stale[ended] = 1
+        if self.has_content:
+            kept = ended[self.stamps[ended] > 0][::-1]  # as freed together: each with a use of its own
+            last = int(self.stamps.max())
+            self.stamps[kept] = np.arange(last + 1, last + 1 + len(kept))
+        self.refs[:] = refs
 
     def log_refs(self, slots: Places, before: Ints | int) -> None:
         """From here to `end`, `undo` gives these slots the `refs` they had before."""

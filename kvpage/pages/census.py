@@ -38,23 +38,28 @@ def take_census(arrays: Arrays) -> Census:
     return Census(np.where(used + cached > 0, arrays.owners, np.int16(0)), used, cached, last_use)
 
 
-def fault_of(arrays: Arrays) -> str | None:
-    """Why the arrays cannot be the state of a pool, or None. Whatever kill -9 leaves has no fault."""
+def fault_of(arrays: Arrays, held: Ints | None = None) -> str | None:
+    """Why the arrays cannot be the state of a pool, or None. Whatever kill -9 leaves has no fault.
+
+    `held`: how often each block is held in truth, which the arrays need not say yet.
+    """
     geometry = arrays.geometry
     fault = arrays.log_fault()
     if fault:
         return fault
-    owners, stale, refs = arrays.owners, arrays.stale, arrays.refs.reshape(geometry.num_slabs, -1)
+    owners, stale, counts = arrays.owners, arrays.stale, arrays.refs if held is None else held
+    refs = counts.reshape(geometry.num_slabs, -1)
     if owners.min() < 0 or owners.max() > len(geometry.blocks_per_slab):
         return f"a slab belongs to group {int(max(owners.max(), -owners.min())) - 1}, which does not exist"
-    if stale.min() < 0 or stale.max() > 1:
-        return "a slab is neither stale nor clean"
+    if arrays.clearing and (stale.min() < 0 or stale.max() > 1):
+        return "a block is neither stale nor clean"
     if refs.min() < 0:
-        return f"block slot {int(arrays.refs.argmin())} is held {int(refs.min())} times"
+        return f"block slot {int(counts.argmin())} is held {int(refs.min())} times"
     stamps = arrays.stamps.reshape(geometry.num_slabs, -1) if arrays.has_content else None
     if stamps is not None and stamps.min() < 0:
         return f"block slot {int(arrays.stamps.argmin())} was last used at {int(stamps.min())}"
-    cached = stamps[(refs == 0) & (stamps > 0)] if stamps is not None else np.empty(0, np.int64)
+    idle = (refs == 0) & (arrays.refs.reshape(refs.shape) == 0)  # others are given a use of their own
+    cached = stamps[idle & (stamps > 0)] if stamps is not None else np.empty(0, np.int64)
     if len(np.unique(cached)) < len(cached):
         return "two blocks were last used at the same moment"
     widths = np.array([0, *geometry.blocks_per_slab])[owners]

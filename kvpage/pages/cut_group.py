@@ -218,7 +218,7 @@ class CutGroup(CutSlabs):
         if len(slots):
             if self._on_evict:
                 self._on_evict(self.group, self._arrays.geometry.ids_at(self.group, slots))
-            self._arrays.stamps[slots] = 0
+            self._drop(slots)
             self.forget(slots)
         return len(slots)
 
@@ -227,12 +227,17 @@ class CutGroup(CutSlabs):
         slots = self.cached_slots(slabs)
         if self._on_evict:
             self._on_evict(self.group, self._arrays.geometry.ids_at(self.group, slots))
-        self._arrays.stamps[slots] = 0
+        self._drop(slots)
         self.cached_by_slab[slabs] = 0
         self.cached -= len(slots)
         self.num_idle -= len(slabs)
         for slab in slabs.tolist():
             self.room.pop(slab, None)
+
+    def _drop(self, slots: Places) -> None:
+        if self.clears_on_reuse:
+            self._arrays.stale[slots] = 1
+        self._arrays.stamps[slots] = 0
 
     # --- what becomes of blocks ---------------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ class CutSlabs:
     `room` keeps the free indices of slabs that blocks were taken from; those of others are found when they are needed.
     """
 
+    clears_on_reuse = False
+    """Whether a block is stale once it was somebody's."""
+
     def __init__(self, group: int, ledger: SlabLedger, census: Census, on_evict: OnEvict) -> None:
         geometry = ledger.arrays.geometry
         self.group, self.owner = group, group + 1

@@ -19,6 +19,8 @@ class FlatGroup:
     """Block id = slab. Slots are those of the pool's arrays, which others may cut finer."""
 
     blocks_per_slab = 1
+    clears_on_reuse = False
+    """Whether a block is stale once it was somebody's."""
     num_free = 0
     """Blocks of its slabs that are neither held nor keep content: a slab without either is nobody's."""
     num_open = 0
@@ -148,5 +150,7 @@ class FlatGroup:
     def evict_slabs(self, slabs: Places) -> None:
         if self._on_evict:
             self._on_evict(self.group, slabs.astype(np.int32))
+        if self.clears_on_reuse:
+            self._arrays.stale[slabs * self._per_slab] = 1
         self._stamps[slabs] = 0
         self.cached -= len(slabs)

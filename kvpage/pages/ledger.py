@@ -30,6 +30,7 @@ class SlabLedger:
         self.arrays = arrays
         if len(arrays.geometry.blocks_per_slab) == 1:
             arrays.owners[1:] = 1
+        self._clears = arrays.clearing.on_group_change
         self.groups: Sequence[Evictable] = ()
         """Set once, when they are made."""
         self.clock = int(arrays.stamps.max()) if arrays.has_content else 0
@@ -99,12 +100,13 @@ class SlabLedger:
         before = self.arrays.owners.take(slabs)
         changed = before != owner
         if np.count_nonzero(changed):
-            self.arrays.stale[slabs[changed & (before > 0)]] = 1  # first: a slab may be thought stale that is not
+            if self._clears:
+                self.arrays.soil_slabs(slabs[changed & (before > 0)])  # first: what is clean may be thought stale
             self.arrays.owners[slabs[changed]] = owner
 
     def adopt_one(self, slab: int, owner: int) -> None:
-        if self.arrays.owners_at[slab]:
-            self.arrays.stale_at[slab] = 1
+        if self._clears and self.arrays.owners_at[slab]:
+            self.arrays.soil_slab(slab)
         self.arrays.owners_at[slab] = owner
 
     def evict_oldest(self, count: int, before: int | None = None) -> int:

@@ -13,13 +13,13 @@ from kvpage.errors import Conflict, SpecInvalid
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.arrays import state_bytes
 from kvpage.pages.geometry import Geometry
-from support.block_scenarios import GEOMETRIES, Furnished, furnish, state_of
+from support.block_scenarios import GEOMETRIES, Furnished, furnish, open_pool, state_of
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_a_successor_finds_what_was_held_and_cached(name: str) -> None:
     here = furnish(name)
-    again = BlockPool(GEOMETRIES[name], here.buffer)
+    again = open_pool(name, here.buffer)
     again.check()
     assert state_of(again) == state_of(here.pool)
     for group, ids in here.held.items():
@@ -52,15 +52,6 @@ def test_a_slab_with_one_cached_block_can_be_evicted_by_a_successor() -> None:
     again = BlockPool(geometry, buffer)
     assert len(again.allocate(0, 4)) == 4
     again.check()
-
-
-def test_what_was_not_cleared_outlives_the_process() -> None:
-    geometry = Geometry(2, (1, 1))
-    buffer = bytearray(state_bytes(geometry))
-    pool = BlockPool(geometry, buffer)
-    pool.free_one(0, pool.allocate_one(0))
-    pool.allocate_one(1)
-    assert BlockPool(geometry, buffer).stale_slabs(1, [1]).tolist() == [1]
 
 
 def test_a_closed_pool_lets_go_of_its_buffer_even_after_it_recovered() -> None:
@@ -145,17 +136,18 @@ CORRUPT: dict[str, Callable[[Furnished], Any]] = {
     "a negative stamp": cell("stamps", 5, -1),
     "two uses at one moment": lambda here: cell("stamps", *same_as_first(here))(here),
     "a null block with content": cell("stamps", 0, 1),
-    "a slab half stale": cell("stale", 1, 2),
+    "a block half stale": cell("stale", 1, 2),
 }
 
 
 @pytest.mark.parametrize("fault", CORRUPT)
 def test_a_corrupt_state_is_refused_and_left_as_it_is(fault: str) -> None:
-    here = furnish("mixed")
+    name = "states" if "stale" in fault else "mixed"
+    here = furnish(name)
     CORRUPT[fault](here)
     before = bytes(here.buffer)
     with pytest.raises(Conflict):
-        BlockPool(GEOMETRIES["mixed"], here.buffer)
+        open_pool(name, here.buffer)
     assert bytes(here.buffer) == before
 
 

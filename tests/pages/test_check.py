@@ -20,13 +20,16 @@ def set_at(array: Any, place: Any, value: int) -> None:
     array[place] = value
 
 
-# What is wrong -> how it is made so. The pool is "mixed": group 0 cuts its slabs in 4, group 1 has blocks of a slab.
+STALE = "neither stale nor clean"
+
+# What is wrong -> how it is made so. The pool is "mixed" (group 0 cuts its slabs in 4, group 1 has blocks of a slab);
+# for what only a pool that clears can have, "states".
 DOCTORED: dict[str, Callable[[Any], object]] = {
     "an operation on 1 blocks is under way": lambda pool: pool._arrays.log_refs([5], 0),
     "the log holds 1000 blocks": lambda pool: set_at(pool._arrays.header, 5, 1000),
     "the log names blocks that do not exist": lambda pool: pool._arrays.log_refs([5, 5], 0),
     "a slab belongs to group 6": lambda pool: set_at(pool._arrays.owners, 1, 7),
-    "neither stale nor clean": lambda pool: set_at(pool._arrays.stale, 1, 2),
+    STALE: lambda pool: set_at(pool._arrays.stale, 1, 2),
     "is held -1 times": lambda pool: set_at(pool._arrays.refs, 4, -1),
     "at the same moment": lambda pool: set_at(pool._arrays.stamps, slice(8, 12), 77),
     "was last used at -1": lambda pool: set_at(pool._arrays.stamps, 4, -1),
@@ -56,7 +59,7 @@ def test_a_sound_pool_passes(geometry: str) -> None:
 
 @pytest.mark.parametrize("fault", DOCTORED)
 def test_each_thing_that_can_be_wrong_is_seen(fault: str) -> None:
-    here = furnish("mixed")
+    here = furnish("states" if fault == STALE else "mixed")
     here.pool.free(0, here.held[0][2:4])  # room in a slab in use
     here.pool.allocate_one(0)
     here.pool.check()

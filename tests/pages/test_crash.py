@@ -18,7 +18,8 @@ import pytest
 
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.arrays import Arrays, state_bytes
-from support.block_scenarios import GEOMETRIES, OPERATIONS, State, furnish, state_of
+from kvpage.pages.clearing import NOTHING
+from support.block_scenarios import CLEARING, GEOMETRIES, OPERATIONS, State, furnish, open_pool, state_of
 from support.checkout import ROOT
 from support.interrupting import interrupted
 from support.watched_stores import watch, watch_arrays
@@ -40,7 +41,7 @@ def done_or_undone(found: State, before: State, after: State) -> bool:
 
 
 def reopened(geometry: str, buffer: bytearray) -> BlockPool:
-    pool = BlockPool(GEOMETRIES[geometry], buffer)
+    pool = open_pool(geometry, buffer)
     pool.check()
     return pool
 
@@ -95,7 +96,7 @@ def test_a_kill_amid_the_recovery_loses_nothing(geometry: str, operation: str) -
             store(False)
             again.append(bytes(buffer))
 
-        arrays = Arrays(GEOMETRIES[geometry], buffer)
+        arrays = Arrays(GEOMETRIES[geometry], buffer, CLEARING.get(geometry, NOTHING))
         watch_arrays(arrays, on_store)
         arrays.undo()
         for second in again:
@@ -169,7 +170,7 @@ def test_what_a_process_leaves_that_kills_itself_at_a_store_is_what_was_foreseen
         done = subprocess.run(command, pass_fds=[descriptor], check=False, timeout=60, env=ENVIRONMENT)
         assert done.returncode == -signal.SIGKILL
         assert bytes(mapped) == found[number]
-        with BlockPool(GEOMETRIES[geometry], mapped) as pool:
+        with open_pool(geometry, mapped) as pool:
             pool.check()
 
 
@@ -198,7 +199,7 @@ def test_a_process_killed_at_random_instants_leaves_its_operation_done_or_undone
 
 def check_what_was_left(geometry: str, mapped: mmap.mmap, told: list[str]) -> None:
     """`told`: each line what was held when an operation began, and what it would do."""
-    with BlockPool(GEOMETRIES[geometry], mapped) as pool:
+    with open_pool(geometry, mapped) as pool:
         pool.check()
         found = {slot: count for slot, (_, count) in state_of(pool).held.items()}
         was, wanted = json.loads(told[-1])

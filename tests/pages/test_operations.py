@@ -73,22 +73,6 @@ def test_r10_what_is_cached_and_let_go_is_not_used() -> None:
     assert pool.available(0) == 10
 
 
-def test_r15_a_slab_that_changes_group_is_told_until_it_was_cleared() -> None:
-    pool = BlockPool(Geometry(2, (1, 4)))
-    state = pool.allocate_one(0)
-    assert pool.stale_slabs(0, [state]).tolist() == []  # nobody wrote to it yet
-    pool.free_one(0, state)
-    attention = pool.allocate(1, 2)
-    assert pool.stale_slabs(1, attention).tolist() == [1]
-    pool.free(1, attention)  # not cleared: whoever comes next must do it
-    attention = pool.allocate(1, 2)
-    assert pool.stale_slabs(1, attention).tolist() == [1]
-    pool.cleared([1])
-    assert pool.stale_slabs(1, attention).tolist() == []
-    pool.free(1, attention)
-    assert pool.stale_slabs(1, [pool.allocate_one(1)]).tolist() == []
-
-
 def test_r20_what_is_said_to_be_available_is() -> None:
     pool = BlockPool(Geometry(9, (3, 1)))
     cached(pool, 0, 5)

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from kvpage.errors import Conflict, OutOfBlocks, SpecInvalid
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.arrays import state_bytes
+from kvpage.pages.clearing import NOTHING, Clearing
 from kvpage.pages.geometry import Geometry
 from support.block_model import Block, BlockModel
 
@@ -31,18 +32,26 @@ class HookFailed(Exception):
     pass
 
 
+def block_and_id(block: Block) -> tuple[int, list[int]]:
+    return block[0], [block[1]]
+
+
 class Blocks(RuleBasedStateMachine):
-    @initialize(geometry=st.sampled_from(GEOMETRIES))
-    def start(self, geometry: tuple[int, tuple[int, ...]]) -> None:
+    @initialize(data=st.data(), geometry=st.sampled_from(GEOMETRIES), clears=st.booleans())
+    def start(self, data: st.DataObject, geometry: tuple[int, tuple[int, ...]], clears: bool) -> None:
         self.geometry = Geometry(*geometry)
         self.buffer = bytearray(state_bytes(self.geometry))
-        self.model = BlockModel(*geometry)
+        self.clearing = NOTHING
+        if clears:
+            on_reuse = data.draw(st.tuples(*[st.booleans()] * len(geometry[1])), "on_reuse")
+            self.clearing = Clearing(len(on_reuse) > 1, on_reuse)
+        self.model = BlockModel(*geometry, clearing=self.clearing)
         self.evicted: set[Block] = set()
         self.hook_fails = False
         self.pool = self.open()
 
     def open(self) -> BlockPool:
-        return BlockPool(self.geometry, self.buffer, on_evict=self.on_evict)
+        return BlockPool(self.geometry, self.buffer, on_evict=self.on_evict, clearing=self.clearing)
 
     def on_evict(self, group: int, ids: Any) -> None:
         if self.hook_fails:
@@ -69,8 +78,11 @@ class Blocks(RuleBasedStateMachine):
             assert pool.available(group) == model.available(group)
             assert pool.slabs(group).slabs.tolist() == sorted(mine)
         assert pool.slab_counts() == (len(owners), len(model.idle_slabs()), len(model.free_slabs()))
-        assert set(np.flatnonzero(pool._arrays.stale).tolist()) == model.stale
+        assert self.stale() == model.stale
         self.model.operations += 1
+
+    def stale(self) -> set[tuple[int, int]]:
+        return {divmod(slot, self.geometry.slots_per_slab) for slot in np.flatnonzero(self.pool._arrays.stale).tolist()}
 
     def group(self, data: st.DataObject) -> int:
         return data.draw(st.integers(0, len(self.model.blocks_per_slab) - 1), "group")
@@ -139,7 +151,7 @@ class Blocks(RuleBasedStateMachine):
             def on_evict(owner: int, ids: Any, gone: list[tuple[int, int]] = gone) -> None:
                 gone.extend((owner, block) for block in ids.tolist())
 
-            copy = BlockPool(self.geometry, bytearray(self.buffer), on_evict=on_evict)
+            copy = BlockPool(self.geometry, bytearray(self.buffer), on_evict=on_evict, clearing=self.clearing)
             taken = [block for size in sizes for block in copy.allocate(group, size).tolist()]
             results.append((sorted(taken), sorted(gone)))
         assert results[0] == results[1]
@@ -272,14 +284,34 @@ class Blocks(RuleBasedStateMachine):
         self.agree()
 
     @precondition(lambda self: self.model.held)
-    @rule(data=st.data(), clears=st.booleans())
-    def stale(self, data: st.DataObject, clears: bool) -> None:
+    @rule(data=st.data())
+    def free_and_take_back(self, data: st.DataObject) -> None:
+        """As if it had not been, but that blocks that are cleared when others get them are thought to need it."""
+        model = self.model
+        group, ids = self.some(data, list(model.held))
+        ids = [number for at, number in enumerate(ids) if ids[:at].count(number) < model.held[group, number]]
+        held, content = model.held.copy(), dict(model.content)
+        owners = self.pool._arrays.owners.copy()
+        self.pool.free(group, ids)
+        model.free(group, ids)
+        self.pool.take_back(group, data.draw(st.permutations(ids), "in another order"))
+        model.held, model.content = held, content
+        model.settle()
+        assert self.pool._arrays.owners.tolist() == owners.tolist()
+        assert [self.pool.times_held(*block_and_id(block)).item() for block in held] == list(held.values())
+        self.agree()
+
+    @precondition(lambda self: self.model.held)
+    @rule(data=st.data(), marks=st.booleans())
+    def clear(self, data: st.DataObject, marks: bool) -> None:
         group, ids = self.some(data, list(self.model.held))
-        stale = self.pool.stale_slabs(group, ids)
-        assert stale.tolist() == sorted(self.model.stale & {self.model.slab_of((group, number)) for number in ids})
-        if clears:
-            self.pool.cleared(stale)
-            self.model.stale -= set(stale.tolist())
+        if marks:
+            self.pool.mark_stale(group, ids)
+            if self.clearing:
+                self.model.stale |= {self.model.place_of((group, number)) for number in ids}
+        found = self.pool.to_clear(group, ids).tolist()
+        assert len(found) == len(set(found))
+        assert set(found) == self.model.to_clear(group, ids)
         self.agree()
 
     # --- what is refused, and what is interrupted ---------------------------------------------------------------------
@@ -337,7 +369,7 @@ class Blocks(RuleBasedStateMachine):
         self.hook_fails = False
         self.model.reopen()
         # Slabs that it had taken already may be thought stale that are not: never the other way round.
-        stale = set(np.flatnonzero(self.pool._arrays.stale).tolist())
+        stale = self.stale()
         assert stale >= self.model.stale
         self.model.stale = stale
         self.model.last_owner = {

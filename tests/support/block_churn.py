@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from kvpage.pages.allocator import BlockPool
-from support.block_scenarios import GEOMETRIES, OPERATIONS, furnish, state_of
+from support.block_scenarios import OPERATIONS, furnish, open_pool, state_of
 from support.watched_stores import watch
 
 
@@ -40,7 +40,7 @@ def die(geometry: str, operation: str, number: int, buffer: mmap.mmap) -> None:
 
 
 def churn(geometry: str, seed: int, buffer: mmap.mmap) -> None:
-    random, pool = Random(seed), BlockPool(GEOMETRIES[geometry], buffer)
+    random, pool = Random(seed), open_pool(geometry, buffer)
     if seed % 2:
         watch(pool, lingering)  # or most kills would come while it tells
     while True:

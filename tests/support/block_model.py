@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from kvpage.pages.clearing import NOTHING, Clearing
+
 Block = tuple[int, int]
 """Group, block id."""
 Age = tuple[int, ...]
@@ -20,13 +22,18 @@ class BlockModel:
     content: dict[Block, Age] = field(default_factory=dict)
     idle_since: dict[int, Age] = field(default_factory=dict)
     last_owner: dict[int, int] = field(default_factory=dict)
-    stale: set[int] = field(default_factory=set)
+    clearing: Clearing = NOTHING
+    stale: set[tuple[int, int]] = field(default_factory=set)
+    """(slab, index) of blocks that must be cleared before they are used."""
     operations: int = 0
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
     def slab_of(self, block: Block) -> int:
         return block[1] // self.blocks_per_slab[block[0]]
+
+    def place_of(self, block: Block) -> tuple[int, int]:
+        return self.slab_of(block), block[1] % self.blocks_per_slab[block[0]]
 
     def owners(self) -> dict[int, int]:
         """Slab -> group, for slabs of which something is held or keeps content."""
@@ -98,6 +105,7 @@ class BlockModel:
             assert block in self.content, f"{block} had no content to evict"
             assert block not in self.held, f"{block} was evicted while it was held"
             del self.content[block]
+            self.give_up(block)
         self.settle()
 
     def hand_out(self, group: int, ids: Iterable[int]) -> None:
@@ -108,8 +116,8 @@ class BlockModel:
             assert block not in self.held, f"{block} has two owners"
             assert block not in self.content, f"{block} was handed out with content"
             assert self.owners().get(slab, group) == group, f"{block} is in the slab of group {self.owners()[slab]}"
-            if self.last_owner.get(slab, group) != group:
-                self.stale.add(slab)
+            if self.last_owner.get(slab, group) != group and self.clearing.on_group_change:
+                self.stale |= {(slab, index) for index in range(max(self.blocks_per_slab))}
             self.last_owner[slab] = group
             self.held[block] = 1
         self.settle()
@@ -131,6 +139,8 @@ class BlockModel:
         kept = [block for block in ended if block in self.content]
         for place, block in enumerate(kept):
             self.content[block] = (self.operations, 0, -place)
+        for block in set(ended) - set(kept):
+            self.give_up(block)
         self.settle()
 
     def commit(self, group: int, ids: Iterable[int]) -> None:
@@ -139,8 +149,24 @@ class BlockModel:
 
     def drop(self, group: int, ids: Iterable[int]) -> None:
         for number in ids:
-            self.content.pop((group, number), None)
+            if self.content.pop((group, number), None) and (group, number) not in self.held:
+                self.give_up((group, number))
         self.settle()
+
+    def give_up(self, block: Block) -> None:
+        """Nobody has it any more, and somebody else may get it."""
+        if self.clearing.is_on_reuse(block[0]):
+            self.stale.add(self.place_of(block))
+
+    def to_clear(self, group: int, ids: Iterable[int]) -> set[int]:
+        """Of these blocks; they are clean then."""
+        found = {
+            number
+            for number in ids
+            if self.place_of((group, number)) in self.stale and (group, number) not in self.content
+        }
+        self.stale -= {self.place_of((group, number)) for number in found}
+        return found
 
     def settle(self) -> None:
         """Slabs become idle, or are so no more."""

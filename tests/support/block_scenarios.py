@@ -9,6 +9,7 @@ import numpy as np
 
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.arrays import state_bytes
+from kvpage.pages.clearing import NOTHING, Clearing
 from kvpage.pages.geometry import Geometry
 
 GEOMETRIES = {
@@ -17,8 +18,13 @@ GEOMETRIES = {
     "cut": Geometry(8, (3,)),
     "mixed": Geometry(9, (4, 1)),
     "cut twice": Geometry(8, (2, 5)),
+    "states": Geometry(11, (1, 4)),
+    "cut states": Geometry(8, (3, 2)),
 }
-Pools = Callable[[Geometry, Any], BlockPool]
+CLEARING = {
+    "states": Clearing(on_group_change=True, on_reuse=(True, False)),
+    "cut states": Clearing(on_group_change=True, on_reuse=(True, True)),
+}
 
 
 class State(NamedTuple):
@@ -36,6 +42,10 @@ def state_of(pool: BlockPool) -> State:
     return State(held, set(np.flatnonzero(np.asarray(arrays.stamps)).tolist()))
 
 
+def open_pool(name: str, buffer: Any = None, **more: Any) -> BlockPool:
+    return BlockPool(GEOMETRIES[name], buffer, clearing=CLEARING.get(name, NOTHING), **more)
+
+
 class Furnished(NamedTuple):
     pool: BlockPool
     buffer: Any
@@ -48,7 +58,7 @@ def furnish(name: str, buffer: Any = None) -> Furnished:
     """Each group holds blocks, some with content, and has cached ones; little is free."""
     geometry = GEOMETRIES[name]
     buffer = bytearray(state_bytes(geometry)) if buffer is None else buffer
-    pool = BlockPool(geometry, buffer)
+    pool = open_pool(name, buffer)
     held, cached = {}, {}
     for group, cut in enumerate(geometry.blocks_per_slab):
         held[group] = pool.allocate(group, cut + 1 if cut > 1 else 3).tolist()
