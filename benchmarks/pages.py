@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, count
+from pathlib import Path
 
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.arrays import Ints
@@ -256,8 +257,11 @@ if sys.argv[1] == "kvpage":
 
 def construction() -> None:
     print("a million blocks, each side in a process of its own (kvpage: after each was taken and given back)")
+    here = Path(__file__).parent  # where linked_blocks is
     for name in ("list of ids", LINKED, "kvpage"):
-        done = subprocess.run([sys.executable, "-c", MILLION, name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", MILLION, name], capture_output=True, text=True, check=True, cwd=here
+        )
         print(f"  {name:<40} {done.stdout}")
 
 

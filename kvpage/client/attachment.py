@@ -11,6 +11,7 @@ from kvpage.client.hold import Hold
 from kvpage.client.views import BufferViews, ElementView, PlannedViews, Wrap, wrapped
 from kvpage.errors import NotFound, SpecInvalid, StaleHandle, shorten
 from kvpage.memory.base import Mapping
+from kvpage.pages.batches import Ids, block_ids
 from kvpage.plans import Plan
 from kvpage.wire.messages import PoolState
 
@@ -97,6 +98,14 @@ class Attachment:
             raise SpecInvalid(f"layer {shorten(layer)!r} has {len(found)} tensors; take them from .tensors[name]")
         return found[0]
 
+    def clear(self, group: int, ids: Ids) -> None:
+        """Write zeros to all that these blocks keep in the layers of their group; padding and other blocks stay as they
+        are. For blocks that the worker says must be cleared, before they are used; on a GPU on the current stream.
+
+        Raises `SpecInvalid` for a group, or for what can be no block of it, `StaleHandle` when closed or after a fork.
+        """
+        self.tensors.clear(self._plan, group, ids)
+
     def close(self) -> None:
         """Give up the claim on the memory. May be called twice, and again when it was interrupted."""
         self._tensors = None
@@ -131,6 +140,16 @@ class Tensors(ReadOnlyDict[str, tuple["torch.Tensor", ...]]):
         if made is None:
             made = self._made[layer] = tuple(self._buffer.tensor(view) for view in self._views_of(layer))
         return made
+
+    def clear(self, plan: Plan, group: int, ids: Ids) -> None:
+        """As `Attachment.clear`."""
+        if not 0 <= group < len(plan.groups):
+            raise SpecInvalid(f"there is no group {group}; the groups are 0 to {len(plan.groups) - 1}")
+        blocks = block_ids(ids, plan.num_blocks * plan.groups[group].blocks_per_slab)
+        for layer in plan.groups[group].layers if len(blocks) else ():
+            if plan.layers[layer].kv_sharing_target is None:  # else it has no memory of its own
+                for view in self._views_of(layer):
+                    self._buffer.clear(view, blocks)
 
     def _views_of(self, layer: str) -> tuple[ElementView, ...]:
         planned = self._planned.get(layer)

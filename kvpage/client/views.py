@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 try:
     import torch
@@ -22,6 +25,7 @@ Wrap: TypeAlias = Callable[[Mapping], torch.Tensor]
 """Makes the uint8 tensor of a whole mapping; its storage keeps the memory mapped to the last view."""
 
 _KDL_CUDA = 2  # kDLCUDA, dlpack.h
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def wrap_mapping(mapping: Mapping) -> torch.Tensor:
@@ -61,6 +65,9 @@ class ElementView:
     shape: tuple[int, ...]
     strides_elems: tuple[int, ...]
     offset_elems: int
+    block_axis: int
+    kernel_blocks_per_block: int
+    """Block i is so many entries of the block axis, from i × this on."""
 
 
 class PlannedViews:
@@ -88,6 +95,8 @@ def _element_view(layer: str, view: TensorView, buffer_size_bytes: int) -> Eleme
         shape=view.shape,
         strides_elems=tuple(stride // item for stride in view.strides_bytes),
         offset_elems=view.offset_bytes // item,
+        block_axis=view.block_axis,
+        kernel_blocks_per_block=view.kernel_blocks_per_block,
     )
 
 
@@ -117,6 +126,13 @@ class BufferViews:
         if typed is None:
             typed = self._by_dtype[view.dtype] = self._as(view.dtype)
         return typed.as_strided(view.shape, view.strides_elems, view.offset_elems)
+
+    def clear(self, view: ElementView, ids: npt.NDArray[np.intp]) -> None:
+        """Zeros to every byte that these blocks have in `view`, on the device's current stream."""
+        parts = view.kernel_blocks_per_block
+        entries = torch.from_numpy((ids[:, None] * parts + np.arange(parts)).ravel()).to(self.base.device)
+        bits = replace(view, dtype=_BITS[view.dtype.itemsize])  # not every dtype can be filled by index
+        self.tensor(bits).index_fill_(view.block_axis, entries, 0)
 
     def _as(self, dtype: torch.dtype) -> torch.Tensor:
         whole = self.base.numel() // dtype.itemsize * dtype.itemsize  # a buffer of odd size has whole elements too
