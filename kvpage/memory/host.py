@@ -50,13 +50,19 @@ class HostMemory(MemoryKind):
     def available_bytes(self) -> int:
         return self._available()
 
-    def create(self, size_bytes: int, on_progress: Progress = no_progress) -> HostChunk:
-        self._check_available(checked_size(size_bytes))
+    def create(
+        self, size_bytes: int, on_progress: Progress = no_progress, *, committed_bytes: int | None = None
+    ) -> HostChunk:
+        """`committed_bytes`: from the start so many are committed; what is after them takes memory when it is touched,
+        and whoever touches it where there is none is ended by the kernel. None: all.
+        """
+        committed = checked_size(size_bytes) if committed_bytes is None else committed_bytes
+        self._check_available(committed)
         with contextlib.ExitStack() as undo, _errors_named("committing", size_bytes):
             fd = self._calls.create_memfd("kvpage")
             undo.callback(self._calls.close, fd)
             self._calls.resize(fd, size_bytes)
-            self._commit(fd, size_bytes, on_progress)
+            self._commit(fd, committed, on_progress)
             self._calls.seal(fd)
             undo.pop_all()
             return HostChunk(self._calls, fd, size_bytes)
@@ -79,10 +85,13 @@ class HostMemory(MemoryKind):
                 details={"needed_bytes": needed_bytes, "available_bytes": available_bytes},
             )
 
-    def import_chunk(self, fd: int, size_bytes: int, handle: bytes = b"") -> HostChunk:
+    def import_chunk(
+        self, fd: int, size_bytes: int, handle: bytes = b"", *, committed_bytes: int | None = None
+    ) -> HostChunk:
+        """`committed_bytes`: as in `create`."""
         with contextlib.ExitStack() as undo, _errors_named("importing", size_bytes):
             undo.callback(self._calls.close, fd)
-            self._check_import(fd, checked_size(size_bytes), handle)
+            self._check_import(fd, checked_size(size_bytes), handle, committed_bytes)
             undo.pop_all()
             return HostChunk(self._calls, fd, size_bytes)
 
@@ -91,7 +100,7 @@ class HostMemory(MemoryKind):
             self._check_import(fd, checked_size(size_bytes), handle)
             return HostMapping(self._calls, fd, size_bytes, writable=True)
 
-    def _check_import(self, fd: int, size_bytes: int, handle: bytes) -> None:
+    def _check_import(self, fd: int, size_bytes: int, handle: bytes, committed_bytes: int | None = None) -> None:
         if handle:
             raise ProtocolError(f"a memfd came with a handle of {len(handle)} bytes; it has none")
         try:
@@ -110,9 +119,10 @@ class HostMemory(MemoryKind):
         status = self._calls.status(fd)
         if status.st_size != size_bytes:
             raise ProtocolError(f"a memfd of {status.st_size} bytes where {size_bytes} were announced")
-        if not stat.S_ISREG(status.st_mode) or status.st_blocks * _STAT_BLOCK_BYTES < size_bytes:
+        needed_bytes = size_bytes if committed_bytes is None else committed_bytes
+        if not stat.S_ISREG(status.st_mode) or status.st_blocks * _STAT_BLOCK_BYTES < needed_bytes:
             raise ProtocolError(
-                f"a memfd with {status.st_blocks * _STAT_BLOCK_BYTES} of {size_bytes} bytes committed; use"
+                f"a memfd with {status.st_blocks * _STAT_BLOCK_BYTES} of {needed_bytes} bytes committed; use"
                 " posix_fallocate before sealing"
             )
 

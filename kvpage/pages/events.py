@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -47,6 +47,8 @@ class EventLog:
     def __init__(self, most_hashes: int = DEFAULT_MOST_HASHES) -> None:
         if most_hashes < 1:
             raise SpecInvalid(f"an event log of {most_hashes} hashes keeps nothing; it needs at least 1")
+        self.on_append: Callable[[], None] | None = None
+        """Is called after each event, in the middle of what caused it."""
         self._most_hashes = most_hashes
         self._num_hashes = 0
         self._events: deque[PrefixEvent] = deque()
@@ -67,6 +69,8 @@ class EventLog:
         self._num_hashes += len(hashes)
         while self._num_hashes > self._most_hashes:
             self._num_hashes -= len(self._events.popleft().hashes)
+        if self.on_append is not None:
+            self.on_append()
 
     def read(self, after: Cursor, at_most: int = 1_000) -> EventPage:
         """Up to `at_most` events after `after`, the oldest first. Raises `SpecInvalid` for less than one."""

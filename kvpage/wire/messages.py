@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from kvpage.errors import KvpageError, ProtocolError, error_from_code, shorten
-from kvpage.wire import succession
+from kvpage.wire import leasing, succession
 from kvpage.wire.device import DescribeDevice as DescribeDevice
 from kvpage.wire.device import DeviceState as DeviceState
 from kvpage.wire.device import DeviceStateName as DeviceStateName
@@ -239,6 +239,7 @@ RequestBody: TypeAlias = (
     | succession.TakeConnection
     | succession.FinishTakeOver
     | succession.DrainWorker
+    | leasing.RequestBody
 )
 ReplyBody: TypeAlias = (
     Welcome
@@ -255,6 +256,7 @@ ReplyBody: TypeAlias = (
     | succession.ConnectionTaken
     | succession.TakeOverFinished
     | succession.WorkerDrained
+    | leasing.ReplyBody
 )
 
 

@@ -5,6 +5,7 @@ All of them are for role `api`. docs/protocol.md says what each does.
 
 from __future__ import annotations
 
+from kvpage.wire.leasing import LeaseId
 from kvpage.wire.values import Body, Id, PoolId, Role, Value, WaitS
 
 # --- after a death ---------------------------------------------------------------------------------------------------
@@ -22,6 +23,12 @@ class AdoptionFinished(Body, frozen=True, kw_only=True):
 
 
 class TakenHold(Value, frozen=True, kw_only=True):
+    hold_id: Id
+    pool_id: PoolId
+
+
+class TakenLease(Value, frozen=True, kw_only=True):
+    lease_id: LeaseId
     hold_id: Id
     pool_id: PoolId
 
@@ -53,6 +60,7 @@ class ConnectionTaken(Body, frozen=True, kw_only=True):
     """None before its hello."""
     client_name: str
     holds: list[TakenHold]
+    leases: list[TakenLease]
     unacknowledged: Id | None
     """Id of the last reply with descriptors, until the client acknowledges it."""
     unread: bytes

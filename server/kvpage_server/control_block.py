@@ -3,23 +3,24 @@
 A control block is a sealed memfd whose descriptor travels with those of the pool's chunks. Layout, little-endian:
 
     0   8s   magic, `KVPGCTRL`
-    8   u32  version, 1
+    8   u32  version, 2
     12  u32  size of this header, 80
     16  u64  size of the record
     24  u64  offset of the block state, a multiple of 4096
-    32  u64  size of the block state; 0 until schedulers take blocks from pools
+    32  u64  size of the block state (docs/protocol.md); 0 for a pool whose blocks are not leased
     40  8s   zeros
     48  32s  sha256 of the header with zeros in this place, and the record
     80       record: a `ControlRecord` in msgpack
 
-The record never changes. The block state will, so the memfd is sealed against resizing but not against writing, and a
-reader copies before it checks.
+The record never changes. The block state does, so the memfd is sealed against resizing but not against writing, and a
+reader copies before it checks. Of the block state only pages that were touched take memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import struct
 from typing import Self
@@ -32,10 +33,12 @@ from kvpage.memory.host import HostMemory
 from kvpage.wire.messages import MAX_PLAN_BYTES, ChunkInfo
 from kvpage.wire.values import Epoch, Name, PlanId, PoolId, Value, check_name
 
-MAX_BLOCK_BYTES = 16 << 20
+MAX_BLOCK_BYTES = 1 << 40
+"""Most of it would be block state, which takes memory only where it is touched."""
+MAX_RECORD_BYTES = 8 << 20
 
 _MAGIC = b"KVPGCTRL"
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct("<8sIIQQQ8s32s")
 _NO_DIGEST = bytes(32)
 _STATE_ALIGNMENT = 4096
@@ -98,18 +101,19 @@ def _aligned(size_bytes: int) -> int:
 
 
 def control_block_bytes(record: ControlRecord) -> int:
-    """How large the control block is that holds `record`."""
+    """How large the control block is that holds `record`, without block state."""
     return _aligned(_HEADER.size + len(_encoder.encode(record)))
 
 
-def write_control_block(record: ControlRecord, memory: HostMemory) -> Chunk:
-    """A new control block that holds `record`."""
+def write_control_block(record: ControlRecord, memory: HostMemory, state_bytes: int = 0) -> Chunk:
+    """A new control block that holds `record`, and zeros for its block state."""
     data = _encoder.encode(record)
     end = _HEADER.size + len(data)
     state_offset = _aligned(end)
-    header = _Header(record_bytes=len(data), state_offset=state_offset, state_bytes=0)
+    header = _Header(record_bytes=len(data), state_offset=state_offset, state_bytes=state_bytes)
     with contextlib.ExitStack() as undo:
-        block = undo.enter_context(memory.create(state_offset))
+        size_bytes = state_offset + _aligned(state_bytes)
+        block = undo.enter_context(memory.create(size_bytes, committed_bytes=state_offset))
         written = os.pwrite(block.fd, header.pack(header.digest(data)) + data, 0)
         if written != end:
             raise ProtocolError(f"only {written} of {end} bytes of a control block could be written")
@@ -128,14 +132,26 @@ def adopt_control_block(fd: int, memory: HostMemory) -> tuple[Chunk, ControlReco
         if not _HEADER.size < size_bytes <= MAX_BLOCK_BYTES:
             raise ProtocolError(f"a control block has {_HEADER.size + 1} to {MAX_BLOCK_BYTES} bytes, not {size_bytes}")
         undo.pop_all()
-        block = undo.enter_context(memory.import_chunk(fd, size_bytes))
+        block = undo.enter_context(memory.import_chunk(fd, size_bytes, committed_bytes=0))
         record = _read(block)
         undo.pop_all()
         return block, record
 
 
+def map_block_state(block: Chunk) -> mmap.mmap | None:
+    """The block state of a control block that was written or adopted here; None where there is none."""
+    header, _ = _Header.unpack(os.pread(block.fd, _HEADER.size, 0), block.size_bytes)
+    if not header.state_bytes:
+        return None
+    return mmap.mmap(block.fd, header.state_bytes, mmap.MAP_SHARED, offset=header.state_offset)
+
+
 def _read(block: Chunk) -> ControlRecord:
     header, digest = _Header.unpack(os.pread(block.fd, _HEADER.size, 0), block.size_bytes)
+    if header.record_bytes > MAX_RECORD_BYTES:
+        raise ProtocolError(
+            f"the record of a control block has {header.record_bytes} bytes, at most {MAX_RECORD_BYTES}"
+        )
     data = os.pread(block.fd, header.record_bytes, _HEADER.size)
     if header.digest(data) != digest:
         raise ProtocolError("the checksum of a control block does not match its contents")

@@ -129,6 +129,7 @@ def _move_in(endpoint: Endpoint, pools: PoolTable, server: Server, takeover: Tak
         server.take(sock, packed)
     endpoint.listen_again()
     endpoint.take_lock(takeover.finish())
+    server.serve_leases()
     is_kept = any(packed.role == "api" for _, packed in estate.connections)
     endpoint.own(pools.epoch if is_kept and len(pools) else None)
 

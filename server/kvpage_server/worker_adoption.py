@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvpage.errors import KvpageError
-from kvpage.wire import messages, succession
+from kvpage.wire import leasing, messages, succession
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_log import log
@@ -21,6 +21,22 @@ _ABOUT_POOLS = (
     messages.Attach,
     messages.ListPools,
     messages.ExportPool,
+    leasing.OpenLease,
+    leasing.AdoptLease,
+    leasing.RenewLease,
+    leasing.CloseLease,
+    leasing.TakeStep,
+    leasing.TakePrefix,
+    leasing.FindPrefix,
+    leasing.Reserve,
+    leasing.CommitReservation,
+    leasing.EndReservation,
+    leasing.ListHeld,
+    leasing.DescribeBlocks,
+    leasing.SetTenants,
+    leasing.ReadEvents,
+    leasing.ListContents,
+    leasing.ClearContents,
     succession.TakeOver,
     succession.DrainWorker,
 )

@@ -58,6 +58,8 @@ class Connection:
         """None until the client has said hello."""
         self.client_name = ""
         self.holds: dict[int, Pool] = {}
+        self.leases: dict[str, tuple[Pool, int]] = {}
+        """By lease id: the pool, and the hold on it that the lease is."""
         self.num_waits = 0
         self.closed = False
         self._socket = sock
@@ -189,6 +191,10 @@ class Connection:
             role=self.role,
             client_name=self.client_name,
             holds=[succession.TakenHold(hold_id=hold_id, pool_id=pool.pool_id) for hold_id, pool in holds.items()],
+            leases=[
+                succession.TakenLease(lease_id=lease_id, hold_id=hold_id, pool_id=pool.pool_id)
+                for lease_id, (pool, hold_id) in self.leases.items()
+            ],
             unacknowledged=self._unacknowledged,
             unread=self._reader.unread,
             unsent=self._outbox.unsent,

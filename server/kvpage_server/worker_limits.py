@@ -28,6 +28,9 @@ class Limits:
     """How long a new worker that takes over from this one may say nothing; meanwhile nobody is served. Less than the
     10 s for which clients wait for an answer: the server would think that this worker hangs.
     """
+    lease_grace_s: float = 10.0
+    """How long the blocks of a client whose connection has ended stay, where the kernel cannot say whether its process
+    has."""
     max_queued_bytes: int = 1 << 20
     """No request of a client is looked at while more than this of its replies waits."""
     max_unfinished_bytes: int = 64 << 20

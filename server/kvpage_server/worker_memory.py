@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kvpage.errors import Conflict, KvpageError
 from kvpage.memory.host import HostMemory
+from kvpage_server.block_plan import read_block_plan
 from kvpage_server.control_block import ControlRecord, write_control_block
 from kvpage_server.worker_device import DeviceMemory
 from kvpage_server.worker_helper import Helper
@@ -51,7 +52,8 @@ class MemoryKeeper:
             (info,) = record.chunks
             chunk = undo.enter_context(self.device.kind(info.kind).create(info.size_bytes, report))
             record = replace(record, chunks=list(with_handles(record.chunks, [chunk])))
-            control = undo.enter_context(write_control_block(record, self.control_memory))
+            blocks = read_block_plan(record.plan, record.buffer_size_bytes)
+            control = undo.enter_context(write_control_block(record, self.control_memory, blocks.state_bytes))
             undo.pop_all()
             return PoolMemory(chunks=(chunk,), control=control)
 

@@ -39,6 +39,8 @@ class PoolTable:
         self.next_hold_id = 1
         self.budget = budget
         self._pools: dict[str, Pool] = {}
+        self.on_parted: Callable[[Pool], None] = lambda pool: None
+        """Is called before the memory of a pool is given away to be closed."""
         self._forgotten: dict[str, Pool] = {}
         """Still held."""
 
@@ -195,8 +197,13 @@ class PoolTable:
         """The memory of a pool that was ready is gone. Returns what is left of it, to be closed. Holds stay until they
         are ended, and keep nothing any more.
         """
-        memory, pool.memory = pool.memory, None
+        memory = self._part(pool)
         self.become_failed(pool, error)
+        return memory
+
+    def _part(self, pool: Pool) -> PoolMemory | None:
+        self.on_parted(pool)
+        memory, pool.memory = pool.memory, None
         return memory
 
     def begin_delete(self, pool: Pool) -> PoolMemory | None:
@@ -208,13 +215,15 @@ class PoolTable:
             raise held(pool)
         pool.state = "deleting"
         pool.abandoned.set()
-        memory, pool.memory = pool.memory, None
-        return memory
+        return self._part(pool)
 
     def forget(self, pool: Pool) -> PoolMemory | None:
         """Part with a pool that is held. Returns the worker's own claim to the memory, to be closed."""
         pool.state = "deleting"
-        memory, pool.memory = pool.memory, None
+        memory = self._part(pool)
+        if not pool.holders:  # leases were all that held it
+            self.remove(pool)
+            return memory
         pinned_bytes = min(pool.reserved_bytes, self._buffer_cost_bytes(pool))  # the control block is ours alone
         self.budget.release(pool.reserved_bytes - pinned_bytes)
         pool.reserved_bytes = pinned_bytes

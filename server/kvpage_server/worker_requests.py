@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from kvpage.errors import Draining, KvpageError, NotSupported, PermissionDenied
-from kvpage.wire import messages, succession
+from kvpage.wire import leasing, messages, succession
 from kvpage.wire.channel import MAX_FRAME_BYTES
 from kvpage_server.worker_adoption import AdoptionWindow
 from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_contents import Contents
 from kvpage_server.worker_handover import Handover
+from kvpage_server.worker_leasing import LeaseOwner, Leasing
 from kvpage_server.worker_lifecycle import PoolLifecycle
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_loop import Loop
@@ -20,6 +22,7 @@ from kvpage_server.worker_pool_entry import Pool
 from kvpage_server.worker_pools import PoolTable
 from kvpage_server.worker_retirement import Retirement
 from kvpage_server.worker_sharing import PoolSharing
+from kvpage_server.worker_steps import Steps
 
 SuccessionBody: TypeAlias = (
     succession.FinishAdoption
@@ -52,6 +55,9 @@ class Requests:
         self._handover = handover
         self._retirement = retirement
         self._num_clients = num_clients
+        self._leasing = Leasing(pools, loop, limits, on_released=self._released)
+        self._contents = Contents(pools, self._leasing, loop)
+        self._leased = self._leased_requests(Steps(self._leasing, loop))
         self._lifecycle = PoolLifecycle(
             pools, keeper, loop, limits, num_clients=num_clients, on_lost=retirement.hold_released
         )
@@ -60,12 +66,16 @@ class Requests:
             keeper,
             limits,
             on_released=self._released,
-            on_adopted=self._lifecycle.watch,
+            on_adopted=self._adopted,
             on_kept=on_kept,
         )
 
     def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
         if self._window.defers(connection, request_id, body):
+            return
+        steps = self._leased.get(type(body))
+        if steps is not None:  # first: of these there are the most
+            steps(connection, request_id, body)
             return
         match body:
             case messages.Hello():
@@ -80,11 +90,61 @@ class Requests:
                 self._share(connection, request_id, body)
             case messages.AdoptPool():
                 self._sharing.adopt(connection, request_id, body, fds)
-            case _:
+            case (
+                succession.FinishAdoption()
+                | succession.TakeOver()
+                | succession.TakeConnection()
+                | succession.FinishTakeOver()
+                | succession.DrainWorker()
+            ):
                 self._succeed(connection, request_id, body)
+
+    def _leased_requests(self, steps: Steps) -> dict[type[messages.Body], Callable[[Connection, int, Any], None]]:
+        leases, contents = self._leasing, self._contents
+        return {
+            leasing.TakeStep: steps.take_step,
+            leasing.TakePrefix: steps.take_prefix,
+            leasing.FindPrefix: steps.find_prefix,
+            leasing.Reserve: steps.reserve,
+            leasing.CommitReservation: steps.commit_reservation,
+            leasing.EndReservation: steps.end_reservation,
+            leasing.ListHeld: steps.list_held,
+            leasing.OpenLease: self._open_lease,
+            leasing.AdoptLease: self._adopt_lease,
+            leasing.RenewLease: leases.renew,
+            leasing.CloseLease: leases.close,
+            leasing.DescribeBlocks: contents.describe,
+            leasing.SetTenants: contents.set_tenants,
+            leasing.ReadEvents: contents.read,
+            leasing.ListContents: contents.list,
+            leasing.ClearContents: contents.clear,
+        }
+
+    def _open_lease(self, connection: Connection, request_id: int, body: leasing.OpenLease) -> None:
+        self._retirement.require_serving()
+        self._leasing.open(connection, request_id, body)
+
+    def _adopt_lease(self, connection: Connection, request_id: int, body: leasing.AdoptLease) -> None:
+        self._retirement.require_serving()
+        self._leasing.adopt(connection, request_id, body)
+
+    def serve_leases(self, owners: Mapping[str, LeaseOwner]) -> None:
+        """Of all pools, which another worker served until now; `owners` by lease id."""
+        for pool in self._pools:
+            self._leasing.found_again(pool, owners)
+
+    @property
+    def num_fds(self) -> int:
+        return self._leasing.num_fds
+
+    def _adopted(self, pool: Pool) -> None:
+        self._lifecycle.watch(pool)
+        self._leasing.found_again(pool, {})
 
     def disconnected(self, connection: Connection) -> None:
         self._window.forget(connection)
+        self._contents.disconnected(connection)
+        self._leasing.disconnected(connection)
         self._lifecycle.disconnected(connection)
         self._sharing.disconnected(connection)
         self._retirement.disconnected(connection)
@@ -92,11 +152,18 @@ class Requests:
     def drain(self) -> None:
         """Begin nothing new and leave nobody waiting."""
         self._window.end_all(Draining("the worker is ending; ask its successor"))
+        self._end_waiting_leases()
         self._lifecycle.drain()
 
     def end_waiting(self) -> None:
         """Leave nobody waiting."""
+        self._end_waiting_leases()
         self._lifecycle.end_waiting()
+
+    def _end_waiting_leases(self) -> None:
+        ending = Draining("the worker is ending; ask its successor")
+        self._leasing.end_waiting(ending)
+        self._contents.end_waiting(ending)
 
     def _released(self, pool: Pool) -> None:
         self._lifecycle.released(pool)

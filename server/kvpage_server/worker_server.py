@@ -17,6 +17,7 @@ from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_disposal import Disposal
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_handover import Handover
+from kvpage_server.worker_leasing import LeaseOwner
 from kvpage_server.worker_limits import FDS_PER_POOL, Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop
@@ -53,6 +54,8 @@ class Server:
         self._limits = limits
         self._group = group
         self._connections: set[Connection] = set()
+        self._lease_owners: dict[str, LeaseOwner] = {}
+        """Of clients that were taken over, until their leases are served."""
         self._num_unfinished_bytes = 0
         self._draining = False
         self._asked_to_end = False
@@ -93,7 +96,8 @@ class Server:
 
     def disconnected(self, connection: Connection) -> None:
         self._connections.discard(connection)
-        self._requests.disconnected(connection)
+        if not self._handover.is_finished:  # else its leases are the successor's
+            self._requests.disconnected(connection)
         self._handover.disconnected(connection)
         if self._asked_to_end:
             self.drain()
@@ -148,8 +152,19 @@ class Server:
             pool = holds[taken.hold_id] = self._pools.get(taken.pool_id)
             holder = messages.Holder(hold_id=taken.hold_id, pid=peer.pid, uid=peer.uid, client_name=packed.client_name)
             self._pools.restore_hold(pool, holder)
+        for lease in packed.leases:
+            pool = self._pools.get(lease.pool_id)
+            name = packed.client_name
+            holder = messages.Holder(hold_id=lease.hold_id, pid=peer.pid, uid=peer.uid, client_name=name)
+            self._pools.restore_hold(pool, holder)
+            self._lease_owners[lease.lease_id] = (connection, lease.hold_id)
         self._connections.add(connection)
         connection.unpack(packed, holds)
+
+    def serve_leases(self) -> None:
+        """From here on the block state of all pools is this worker's to change."""
+        owners, self._lease_owners = self._lease_owners, {}
+        self._requests.serve_leases(owners)
 
     def _num_keepers(self) -> int:
         return sum(connection.role == "api" for connection in self._connections)
@@ -188,6 +203,7 @@ class Server:
 
     def _check_room(self) -> None:
         num_fds = len(self._connections) + self._disposal.num_stuck + FDS_PER_POOL * len(self._pools)
+        num_fds += self._requests.num_fds
         limit = self._limits.max_fds_with_clients
         if num_fds >= limit:
             raise TooManyClients(

@@ -78,6 +78,7 @@ REPLIES: list[messages.ReplyBody] = [
         role="client",
         client_name="engine",
         holds=[succession.TakenHold(hold_id=7, pool_id=POOL_ID)],
+        leases=[succession.TakenLease(lease_id="lease-0123456789abcdef", hold_id=8, pool_id=POOL_ID)],
         unacknowledged=5,
         unread=b"half a fra",
         unsent=b"me",

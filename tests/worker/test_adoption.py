@@ -252,7 +252,7 @@ def test_the_control_block_tells_who_keeps_it_what_the_pool_is(keeper: WorkerCli
     chunks, fds = export_pool(keeper, pool.pool_id)
     header = os.pread(fds[-1], 48, 0)
     magic, version, header_bytes, record_bytes, state_offset, state_bytes = struct.unpack_from("<8sIIQQQ", header)
-    assert (magic, version, header_bytes, state_bytes) == (b"KVPGCTRL", 1, 80, 0)
+    assert (magic, version, header_bytes, state_bytes) == (b"KVPGCTRL", 2, 80, 0)
     assert state_offset == os.fstat(fds[-1]).st_size
     assert PLAN in os.pread(fds[-1], record_bytes, header_bytes)
     assert chunks == [INFO]

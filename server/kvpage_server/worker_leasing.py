@@ -1,0 +1,312 @@
+"""Leases as a worker serves them: opened, adopted, renewed and closed, and ended when their owners are gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvpage.errors import KvpageError, NotFound, NotSupported, PoolNotFound, SpecInvalid, shorten
+from kvpage.wire import leasing
+from kvpage.wire.values import as_name
+from kvpage_server.block_plan import read_block_plan
+from kvpage_server.control_block import map_block_state
+from kvpage_server.lease_owners import Departure, born, pidfd_by_number, pidfd_of_peer
+from kvpage_server.lease_table import LeaseTable, ServedLease, stale
+from kvpage_server.worker_connection import Connection
+from kvpage_server.worker_limits import Limits
+from kvpage_server.worker_log import log
+from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_pool_entry import Pool
+from kvpage_server.worker_pools import PoolTable
+
+if TYPE_CHECKING:  # NumPy: not for workers without leases
+    from kvpage.pages.leases import Lease, Owner
+    from kvpage_server.worker_blocks import PoolBlocks
+
+
+LeaseOwner: TypeAlias = tuple[Connection, int]
+"""Who is still there, and the hold that its lease is."""
+
+
+class Leasing:
+    """The life of leases; what they do with blocks is in `worker_steps`."""
+
+    def __init__(self, pools: PoolTable, loop: Loop, limits: Limits, *, on_released: Callable[[Pool], None]) -> None:
+        """`on_released` is called when a lease, and the hold on its pool that it is, has ended."""
+        self._pools, self._loop, self._limits = pools, loop, limits
+        self._on_released = on_released
+        self.table = LeaseTable()
+        self._pidfds: dict[Connection, int | None] = {}
+        """Of the processes at the other end of connections that have leases."""
+        self._blocks: dict[str, PoolBlocks] = {}
+        """By pool id, of pools of which a block was ever leased."""
+        pools.on_parted = self._parted
+
+    @property
+    def num_fds(self) -> int:
+        """Descriptors that it takes to see owners end."""
+        return len(self._pidfds) + self.table.num_fds
+
+    # --- pools --------------------------------------------------------------------------------------------------------
+
+    def pool_blocks(self, pool: Pool) -> PoolBlocks:
+        """Opened when they are first asked for. Raises `Conflict` for a pool that is not ready or whose state is not
+        sound, `NotSupported` for one whose blocks cannot be leased."""
+        memory = pool.require_ready()
+        found = self._blocks.get(pool.pool_id)
+        if found is not None:
+            return found
+        from kvpage_server.worker_blocks import PoolBlocks
+
+        known = read_block_plan(pool.plan, pool.size_bytes)
+        state = map_block_state(memory.control)
+        if known.plan is None or state is None:
+            raise NotSupported(
+                f"no blocks of pool {pool.pool_id} can be leased: {known.why_not or 'it keeps no state'}"
+            )
+        blocks = self._blocks[pool.pool_id] = PoolBlocks(known.plan, state, self._loop.clock)
+        return blocks
+
+    def chosen(self, pool_id: str | None, name: str | None) -> Pool:
+        """Raises `SpecInvalid` unless exactly one is given, `PoolNotFound`."""
+        if (pool_id is None) == (name is None):
+            raise SpecInvalid("a lease takes either a pool_id or a pool_name")
+        return self._pools.find(name) if name is not None else self._pools.get(str(pool_id))
+
+    def found_again(self, pool: Pool, owners: Mapping[str, LeaseOwner]) -> None:
+        """A pool of a worker that died or was replaced is served from here on, and so are its leases.
+
+        `owners`: by lease id, of those who have stayed connected.
+        """
+        memory = pool.require_ready()
+        state = map_block_state(memory.control)
+        if state is None or not any(state[:8]):
+            return  # no block of it was ever leased
+        state.close()
+        try:
+            blocks = self.pool_blocks(pool)
+        except KvpageError as error:
+            log("blocks_lost", level="error", pool_id=pool.pool_id, reason=error.message)
+            return
+        for lease in blocks.pool.book:
+            served = ServedLease(pool=pool, blocks=blocks, lease=lease)
+            self.table.add(served)
+            connection, served.hold_id = owners.get(lease.lease_id, (None, None))
+            if connection is not None and served.hold_id is not None:
+                lease.state = "active"
+                self._bind(served, connection, served.hold_id)
+            else:
+                self._go_on_alone(served)
+
+    def _go_on_alone(self, served: ServedLease) -> None:
+        """A lease that is found again, without its owner's connection."""
+        lease, record = served.lease, served.lease.record
+        expires_s = served.blocks.pool.book.expires_s(lease)
+        if record.ttl_s:
+            lease.state = "active"
+            served.hold_id = self._pools.hold(served.pool, pid=0, uid=0, client_name=_holder_name(record.name))
+            self._end_at(served, expires_s or self._loop.clock() + record.ttl_s)
+        elif expires_s is not None:
+            lease.state = "kept"
+            self._end_at(served, expires_s)
+        else:
+            pidfd = pidfd_by_number(record.pid, record.born) if record.pid else None
+            is_gone = bool(record.pid and record.born) and pidfd is None
+            grace_s = 0.0 if is_gone else self._limits.lease_grace_s
+            served.departure = Departure(self._loop, pidfd, grace_s, self._gone)
+
+    def _parted(self, pool: Pool) -> None:
+        """The pool is going: its leases end, and nobody is asked."""
+        for served in self.table.of_pool(pool):
+            self._forget(served, PoolNotFound(f"pool {pool.pool_id} is not there any more, and none of its leases"))
+            if served.hold_id is not None:
+                self._pools.release(pool, served.hold_id)
+        blocks = self._blocks.pop(pool.pool_id, None)
+        if blocks is not None:
+            blocks.close()
+
+    # --- beginning ----------------------------------------------------------------------------------------------------
+
+    def open(self, connection: Connection, request_id: int, body: leasing.OpenLease) -> None:
+        pool = self.chosen(body.pool_id, body.pool_name)
+        blocks = self.pool_blocks(pool)
+        opened = blocks.pool.open(
+            body.name,
+            _owner(connection),
+            tenant=body.tenant,
+            token=body.token,
+            ttl_s=body.ttl_s,
+            keep_s=body.keep_s,
+        )
+        served = ServedLease(pool=pool, blocks=blocks, lease=opened.lease)
+        self._begin(served, connection)
+        connection.reply(request_id, _opened(served, opened.token))
+
+    def adopt(self, connection: Connection, request_id: int, body: leasing.AdoptLease) -> None:
+        pool = self.chosen(body.pool_id, body.pool_name)
+        blocks = self.pool_blocks(pool)
+        before = blocks.pool.book.named(body.name).lease_id
+        lease = blocks.pool.adopt(body.name, body.token, _owner(connection), ttl_s=body.ttl_s, keep_s=body.keep_s)
+        old = self.table.pop(before)
+        if old is not None:
+            self._forget(old, stale(before))
+        served = ServedLease(pool=pool, blocks=blocks, lease=lease)
+        self._begin(served, connection)
+        if old is not None:
+            self._release_hold(old)
+        log("lease_adopted", pool_id=pool.pool_id, name=body.name, generation=lease.record.generation)
+        blocks.room.room_was_made()  # what the owner before had reserved
+        connection.reply(request_id, _opened(served, None))
+
+    def _begin(self, served: ServedLease, connection: Connection) -> None:
+        lease, peer = served.lease, connection.peer
+        name = _holder_name(lease.record.name)
+        served.hold_id = self._pools.hold(served.pool, pid=peer.pid, uid=peer.uid, client_name=name)
+        self.table.add(served)
+        if lease.record.ttl_s:
+            self._end_at(served, self._loop.clock() + lease.record.ttl_s)
+        else:
+            served.blocks.pool.book.expire_at(lease, None)
+            self._bind(served, connection, served.hold_id)
+
+    def _bind(self, served: ServedLease, connection: Connection, hold_id: int) -> None:
+        served.connection = connection
+        connection.leases[served.lease.lease_id] = (served.pool, hold_id)
+        if connection not in self._pidfds:  # not when it ends: who it was is not to be seen then
+            self._pidfds[connection] = pidfd_of_peer(connection.fileno())
+
+    def renew(self, connection: Connection, request_id: int, body: leasing.RenewLease) -> None:
+        served = self.table.get(body.lease_id, connection)
+        ttl_s = served.lease.record.ttl_s
+        if ttl_s:
+            served.stop()
+            self._end_at(served, self._loop.clock() + ttl_s)
+        connection.reply(request_id, leasing.LeaseRenewed(lease_id=body.lease_id, ttl_s=ttl_s))
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    def close(self, connection: Connection, request_id: int, body: leasing.CloseLease) -> None:
+        self._end(self.table.get(body.lease_id, connection), owner_died=False)
+        connection.reply(request_id, leasing.LeaseClosed(lease_id=body.lease_id))
+
+    def disconnected(self, connection: Connection) -> None:
+        """Its leases are nobody's now, and their blocks stay until its process is gone."""
+        pidfd = self._pidfds.pop(connection, None)
+        if connection.leases:
+            departure = Departure(self._loop, pidfd, self._limits.lease_grace_s, self._gone)
+            for lease_id in list(connection.leases):
+                self._quarantine(self.table.get(lease_id, connection), departure)
+        elif pidfd is not None:
+            os.close(pidfd)
+        for served in self.table:  # requests about leases that live by time
+            for waiter in served.waiters_of(connection):
+                served.give_up(waiter)
+
+    def _quarantine(self, served: ServedLease, departure: Departure) -> None:
+        if served.connection is not None:
+            served.connection.leases.pop(served.lease.lease_id)
+        self._forget_waiters(served, None)
+        served.connection, served.departure, served.lease.state = None, departure, "quarantined"
+        for reservation_id in list(served.lease.reservations):
+            self.end_reservation(served, reservation_id)
+        self._release_hold(served)
+
+    def _gone(self, departure: Departure) -> None:
+        for served in self.table:
+            if served.departure is departure:
+                self._owner_gone(served)
+
+    def _owner_gone(self, served: ServedLease) -> None:
+        served.departure = None
+        record = served.lease.record
+        log("lease_owner_gone", pool_id=served.pool.pool_id, name=record.name, blocks=served.lease.blocks)
+        if not record.keep_s:
+            self._end(served, owner_died=True)
+            return
+        served.lease.state = "kept"
+        self._end_at(served, self._loop.clock() + record.keep_s)
+
+    def _end_at(self, served: ServedLease, when_s: float) -> None:
+        served.blocks.pool.book.expire_at(served.lease, when_s)
+        delay_s = max(0.0, when_s - self._loop.clock())
+        served.timer = self._loop.call_after(delay_s, lambda: self._run_out(served))
+
+    def _run_out(self, served: ServedLease) -> None:
+        log("lease_ran_out", pool_id=served.pool.pool_id, name=served.lease.record.name)
+        self._end(served, owner_died=True)
+
+    def _end(self, served: ServedLease, *, owner_died: bool) -> None:
+        self._forget(served, stale(served.lease.lease_id))
+        served.blocks.pool.close_lease(served.lease, owner_died=owner_died)
+        served.blocks.room.room_was_made()
+        self._release_hold(served)
+
+    def _forget(self, served: ServedLease, why: KvpageError) -> None:
+        """It is nobody's, and whoever waits is told so."""
+        served.stop()
+        for timer in served.reservation_timers.values():
+            timer.cancel()
+        self._forget_waiters(served, why)
+        self.table.pop(served.lease.lease_id)
+        if served.connection is not None:
+            served.connection.leases.pop(served.lease.lease_id, None)
+            served.connection = None
+
+    def _forget_waiters(self, served: ServedLease, why: KvpageError | None) -> None:
+        """`why`: what those are told who still listen."""
+        for waiter in list(served.waiters):
+            served.give_up(waiter)
+            if why is not None:
+                waiter.connection.fail(waiter.request_id, why)
+
+    def reservation(self, served: ServedLease, reservation_id: str) -> Lease:
+        """Raises `NotFound`."""
+        reservation = served.lease.reservations.get(reservation_id)
+        if reservation is None:
+            raise NotFound(f"the lease has no {shorten(reservation_id)}: it was committed, given back, or ran out")
+        return reservation
+
+    def end_reservation(self, served: ServedLease, reservation_id: str) -> None:
+        """Its blocks are free again. Raises `NotFound`."""
+        reservation = self.reservation(served, reservation_id)
+        timer = served.reservation_timers.pop(reservation_id, None)
+        if timer is not None:
+            timer.cancel()
+        served.blocks.pool.close_lease(reservation)
+        served.blocks.room.room_was_made()
+
+    def _release_hold(self, served: ServedLease) -> None:
+        hold_id, served.hold_id = served.hold_id, None
+        if hold_id is not None:
+            self._pools.release(served.pool, hold_id)
+            self._on_released(served.pool)
+
+    def end_waiting(self, error: KvpageError) -> None:
+        """Leave nobody waiting."""
+        for served in self.table:
+            self._forget_waiters(served, error)
+
+
+def _owner(connection: Connection) -> Owner:
+    from kvpage.pages.leases import Owner
+
+    pid = connection.peer.pid
+    return Owner(pid=pid, born=born(pid) if pid else 0, client_name=connection.client_name)
+
+
+def _holder_name(lease_name: str) -> str:
+    return as_name(f"lease {lease_name}")
+
+
+def _opened(served: ServedLease, token: str | None) -> leasing.LeaseOpened:
+    lease = served.lease
+    return leasing.LeaseOpened(
+        pool_id=served.pool.pool_id,
+        lease_id=lease.lease_id,
+        token=token,
+        generation=lease.record.generation,
+        tenant=lease.tenant,
+        salt=served.blocks.pool.book.tenant(lease.tenant).salt,
+        blocks=list(lease.blocks),
+    )
