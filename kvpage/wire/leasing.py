@@ -60,6 +60,8 @@ class AdoptLease(Body, frozen=True, kw_only=True):
     pool_name: Name | None = None
     name: Name
     token: Token
+    generation: Id | None = None
+    """Refuse a lease that has had another owner since this one."""
     ttl_s: TtlS = 0.0
     keep_s: KeepS = 0.0
 
@@ -144,6 +146,14 @@ class ListHeld(Body, frozen=True, kw_only=True):
     """Ids above this one only."""
 
 
+class InspectBlocks(Body, frozen=True, kw_only=True):
+    """Whether others hold blocks, or may find them."""
+
+    lease_id: LeaseId
+    group: Group
+    ids: Ids
+
+
 class DescribeBlocks(Body, frozen=True, kw_only=True):
     pool_id: PoolId
 
@@ -204,6 +214,8 @@ class LeaseOpened(Body, frozen=True, kw_only=True):
     """What the hashes of this tenant's prefixes begin with."""
     blocks: list[Count]
     """By group: how many it holds."""
+    clears_on_reuse: list[bool]
+    """By group: whether its blocks are to be cleared each time, also when their holder uses them again."""
 
 
 class LeaseRenewed(Body, frozen=True, kw_only=True):
@@ -250,6 +262,13 @@ class HeldList(Body, frozen=True, kw_only=True):
     times: bytes
     """How often it holds each, u32 little-endian."""
     is_last: bool
+
+
+class BlocksInspected(Body, frozen=True, kw_only=True):
+    times: bytes
+    """How often each is held, by all leases together, u32 little-endian."""
+    is_cached: bytes
+    """A byte each: 1 where others find its content."""
 
 
 class GroupBlocks(Value, frozen=True, kw_only=True):
@@ -379,6 +398,7 @@ RequestBody: TypeAlias = (
     | CommitReservation
     | EndReservation
     | ListHeld
+    | InspectBlocks
     | DescribeBlocks
     | SetTenants
     | ReadEvents
@@ -395,6 +415,7 @@ ReplyBody: TypeAlias = (
     | Reserved
     | ReservationEnded
     | HeldList
+    | BlocksInspected
     | BlocksState
     | TenantsSet
     | EventList

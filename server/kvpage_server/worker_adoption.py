@@ -32,6 +32,7 @@ _ABOUT_POOLS = (
     leasing.CommitReservation,
     leasing.EndReservation,
     leasing.ListHeld,
+    leasing.InspectBlocks,
     leasing.DescribeBlocks,
     leasing.SetTenants,
     leasing.ReadEvents,

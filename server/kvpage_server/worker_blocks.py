@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvpage.errors import SpecInvalid
+from kvpage.pages.clearing import Clearing
 from kvpage.pages.events import EventLog
 from kvpage.pages.geometry import Geometry
 from kvpage.pages.hashing import HASH_BYTES
@@ -28,6 +29,7 @@ class PoolBlocks:
         self.events = EventLog()
         self.pool = LeasedPool(plan, state, events=self.events)
         self.room = WaitingRoom(self.pool, clock)
+        self.clearing = Clearing.of(plan)
         self.step_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.steps_s = 0.0
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvpage.errors import KvpageError, NotFound, NotSupported, PoolNotFound, SpecInvalid, shorten
+from kvpage.errors import KvpageError, NotFound, NotSupported, PoolNotFound, SpecInvalid, StaleHandle, shorten
 from kvpage.wire import leasing
 from kvpage.wire.values import as_name
 from kvpage_server.block_plan import read_block_plan
@@ -146,7 +146,13 @@ class Leasing:
     def adopt(self, connection: Connection, request_id: int, body: leasing.AdoptLease) -> None:
         pool = self.chosen(body.pool_id, body.pool_name)
         blocks = self.pool_blocks(pool)
-        before = blocks.pool.book.named(body.name).lease_id
+        there = blocks.pool.book.named(body.name)
+        before = there.lease_id
+        if body.generation is not None and body.generation != there.record.generation:
+            raise StaleHandle(
+                f"lease {shorten(body.name)} has had {there.record.generation - body.generation} owners since generation"
+                f" {body.generation}; it is not yours any more"
+            )
         lease = blocks.pool.adopt(body.name, body.token, _owner(connection), ttl_s=body.ttl_s, keep_s=body.keep_s)
         old = self.table.pop(before)
         if old is not None:
@@ -309,4 +315,5 @@ def _opened(served: ServedLease, token: str | None) -> leasing.LeaseOpened:
         tenant=lease.tenant,
         salt=served.blocks.pool.book.tenant(lease.tenant).salt,
         blocks=list(lease.blocks),
+        clears_on_reuse=[served.blocks.clearing.is_on_reuse(group) for group in range(len(lease.blocks))],
     )

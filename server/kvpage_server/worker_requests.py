@@ -109,6 +109,7 @@ class Requests:
             leasing.CommitReservation: steps.commit_reservation,
             leasing.EndReservation: steps.end_reservation,
             leasing.ListHeld: steps.list_held,
+            leasing.InspectBlocks: steps.inspect,
             leasing.OpenLease: self._open_lease,
             leasing.AdoptLease: self._adopt_lease,
             leasing.RenewLease: leases.renew,

@@ -167,3 +167,12 @@ class Steps:
         ids, times = held.ids[start:end], held.times[start:end]
         is_last = end >= len(held.ids)
         connection.reply(request_id, leasing.HeldList(ids=packed(ids), times=packed(times), is_last=is_last))
+
+    def inspect(self, connection: Connection, request_id: int, body: leasing.InspectBlocks) -> None:
+        from kvpage_server.worker_blocks import ids_of, packed  # noqa: PLC0415
+
+        pool = self._leases.table.get(body.lease_id, connection).blocks.pool
+        ids = ids_of(body.ids)
+        times = packed(pool.blocks.times_held(body.group, ids))
+        is_cached = bytes(pool.index.hash_of(body.group, block) is not None for block in ids.tolist())
+        connection.reply(request_id, leasing.BlocksInspected(times=times, is_cached=is_cached))
