@@ -150,8 +150,8 @@ class Leasing:
         before = there.lease_id
         if body.generation is not None and body.generation != there.record.generation:
             raise StaleHandle(
-                f"lease {shorten(body.name)} has had {there.record.generation - body.generation} owners since generation"
-                f" {body.generation}; it is not yours any more"
+                f"lease {shorten(body.name)} is of generation {there.record.generation}, not {body.generation}: another"
+                " has adopted it; it is not yours any more"
             )
         lease = blocks.pool.adopt(body.name, body.token, _owner(connection), ttl_s=body.ttl_s, keep_s=body.keep_s)
         old = self.table.pop(before)

@@ -169,7 +169,7 @@ class Steps:
         connection.reply(request_id, leasing.HeldList(ids=packed(ids), times=packed(times), is_last=is_last))
 
     def inspect(self, connection: Connection, request_id: int, body: leasing.InspectBlocks) -> None:
-        from kvpage_server.worker_blocks import ids_of, packed  # noqa: PLC0415
+        from kvpage_server.worker_blocks import ids_of, packed
 
         pool = self._leases.table.get(body.lease_id, connection).blocks.pool
         ids = ids_of(body.ids)
