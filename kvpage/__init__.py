@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from kvpage.client.connection import attach as attach
     from kvpage.client.connection import connect as connect
     from kvpage.client.http import Client as Client
+    from kvpage.client.leasing import adopt_lease as adopt_lease
+    from kvpage.client.leasing import open_lease as open_lease
     from kvpage.errors import KvpageError as KvpageError
     from kvpage.planner.planner import plan as plan
     from kvpage.planner.ranks import plan_ranks as plan_ranks
@@ -38,8 +40,10 @@ _HOMES = {
     "PlanRequest": "kvpage.request",
     "RankedPlan": "kvpage.ranked_plan",
     "__version__": "kvpage._version",
+    "adopt_lease": "kvpage.client.leasing",
     "attach": "kvpage.client.connection",
     "connect": "kvpage.client.connection",
+    "open_lease": "kvpage.client.leasing",
     "plan": "kvpage.planner.planner",
     "plan_ranks": "kvpage.planner.ranks",
 }
@@ -53,8 +57,10 @@ __all__ = [  # provided by __getattr__
     "PlanRequest",
     "RankedPlan",
     "__version__",
+    "adopt_lease",
     "attach",
     "connect",
+    "open_lease",
     "plan",
     "plan_ranks",
 ]

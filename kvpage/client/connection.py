@@ -108,7 +108,7 @@ class Connection:
         checked_optional("client_name", client_name, max_bytes=MAX_NAME_BYTES)
         self._client = WorkerClient(
             socket_path,
-            client_name=_program_name() if client_name is None else client_name,
+            client_name=program_name() if client_name is None else client_name,
             timeout_s=checked_seconds("timeout_s", timeout_s),
         )
         self._holds = Holds(self._client)
@@ -219,5 +219,6 @@ class Connection:
         return kind.map_chunk(fds[0], chunk.size_bytes, chunk.handle)
 
 
-def _program_name() -> str:
+def program_name() -> str:
+    """What a client is called that has no name."""
     return as_name(Path(sys.argv[0]).name) if sys.argv and sys.argv[0] else "python"

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self, TypeVar
 from kvpage.errors import Conflict, ProtocolError, RateLimited, TooLarge, WorkerLost
 from kvpage.owned import Descriptors
 from kvpage.run_directory import checked_socket_path
-from kvpage.wire import messages
+from kvpage.wire import leasing, messages
 from kvpage.wire.channel import MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, DescriptorsLost, FrameReader, Outbox, close_fds
 from kvpage.wire.connecting import connect, system_error
 from kvpage.wire.turns import Turns
@@ -163,7 +163,7 @@ class WorkerClient:
                 f"{type(body).__name__} was asked for by a signal handler or a finaliser, in the middle of a request of"
                 f" the same thread over the same connection to {self._path}; use a connection of its own there"
             )
-        wait_s = body.timeout_s if isinstance(body, messages.WaitPool | messages.DeletePool) else 0.0
+        wait_s = _waits_s(body)
         deadline = time.monotonic() + self.timeout_s + wait_s
         try:
             if not self._turns.take(lambda: self._exchange(received, body, fds, deadline), wait_s=self.timeout_s):
@@ -277,6 +277,13 @@ class WorkerClient:
         self._turns = Turns()
         self._end = "was made before a fork"
         self._drop()
+
+
+def _waits_s(body: messages.RequestBody) -> float:
+    """How long the worker may keep the request before it answers."""
+    if isinstance(body, messages.WaitPool | messages.DeletePool):
+        return body.timeout_s
+    return body.wait_s if isinstance(body, leasing.TakeStep | leasing.Reserve | leasing.ReadEvents) else 0.0
 
 
 def _encoded(frame: messages.RequestFrame) -> bytes:

@@ -18,7 +18,7 @@ from kvpage.errors import (
     SpecInvalid,
     TooLarge,
 )
-from kvpage.wire import messages, succession
+from kvpage.wire import leasing, messages, succession
 from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds, keep_urgent_data
 from kvpage.wire.credentials import Peer
 from kvpage_server.worker_limits import Limits
@@ -347,8 +347,8 @@ def _check(request: messages.RequestFrame, fds: Sequence[int], *, greeted: bool)
         fault = f"a {name} with {len(fds)} descriptors where {expected} belong"
     elif isinstance(body, messages.Hello) == greeted:
         fault = f"a {name} where " + ("hello was said already" if greeted else "the first request must be Hello")
-    elif request.id == 0 and not isinstance(body, messages.Detach):
-        fault = f"a {name} with id 0: only Detach goes without an answer"
+    elif request.id == 0 and not isinstance(body, messages.Detach | leasing.CloseLease):
+        fault = f"a {name} with id 0: only Detach and CloseLease go without an answer"
     if fault is not None:
         close_fds(fds)
         raise ProtocolError(fault)

@@ -1,0 +1,73 @@
+"""Blocks at hand: an extent of a pool, leased at once, of which single ones are taken without asking the worker."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from kvpage.client.leasing import SocketLease
+from kvpage.errors import SpecInvalid
+from kvpage.pages.steps import Step
+
+DEFAULT_BATCH = 64
+
+
+class BlockStock:
+    """Blocks of one group that a lease holds and nobody uses yet. One thread at a time.
+
+    `take` hands one out, and asks the worker for `batch` more when there is none; `put` takes one back that is not
+    committed, and gives `batch` of them back to the worker once it has three times as many. While they are here nobody
+    else can have them: the pool counts them as used.
+    """
+
+    def __init__(self, lease: SocketLease, group: int, batch: int = DEFAULT_BATCH) -> None:
+        """Raises `SpecInvalid` for a batch of less than one block."""
+        if batch < 1:
+            raise SpecInvalid(f"a stock is filled by 1 block or more at a time, not {batch}")
+        self._lease, self._group, self._batch = lease, group, batch
+        self._blocks: list[int] = []
+        self._most = 3 * batch
+        # A state is read before it is written: that of another sequence of this process is as wrong as a stranger's.
+        self._is_reused = not lease.clears_on_reuse[group]
+
+    def __repr__(self) -> str:
+        return f"<BlockStock of group {self._group}, {len(self)} blocks>"
+
+    def __len__(self) -> int:
+        """Blocks at hand."""
+        return len(self._blocks)
+
+    def take(self) -> int:
+        """A block that nobody uses. Raises as `SocketLease.allocate`."""
+        try:
+            return self._blocks.pop()
+        except IndexError:
+            self._fill()
+            return self._blocks.pop()
+
+    def _fill(self) -> None:
+        self._blocks = self._lease.allocate(self._group, self._batch).tolist()[::-1]
+
+    def put(self, block: int) -> None:
+        """Nobody uses the block, which was taken here, any more; others may not find its content."""
+        if not self._is_reused:
+            self._lease.free(self._group, [block])
+            return
+        self._blocks.append(block)
+        if len(self._blocks) > self._most:
+            surplus, self._blocks = self._blocks[: self._batch], self._blocks[self._batch :]
+            self._lease.free(self._group, surplus)
+
+    def close(self) -> None:
+        """Give back what is at hand. Blocks that were taken stay the lease's. May be called twice."""
+        blocks, self._blocks = self._blocks, []
+        if blocks and not self._lease.closed:
+            self._lease.step(Step(free={self._group: blocks}))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,363 @@
+"""Leasing blocks of a pool through its worker's socket.
+
+    with kvpage.open_lease("mimo", name="engine-0") as lease:
+        blocks = lease.allocate_all({0: 12, 1: 3})
+
+When the worker dies or is replaced, the lease goes on with its successor: the request under way is asked again there,
+and done once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
+from kvpage.client.connection import DEFAULT_TIMEOUT_S, SHORTEST_ANSWER_S, program_name
+from kvpage.client.finding import device_with, find_run_directory, served_socket
+from kvpage.client.patience import Patience
+from kvpage.errors import Draining, KvpageError, NotFound, StaleHandle, WorkerLost, shorten
+from kvpage.pages.arrays import Ints
+from kvpage.pages.batches import Ids, block_ids
+from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation
+from kvpage.pages.leased_pool import HeldBlocks
+from kvpage.pages.steps import Counts, Grant, Step
+from kvpage.run_directory import RunDirectory
+from kvpage.wire import leasing, messages
+from kvpage.wire.client import WorkerClient
+from kvpage.wire.values import MAX_NAME_BYTES
+
+_Body = TypeVar("_Body", bound=messages.Body)
+_MOST_IDS = 2**31
+
+
+def open_lease(
+    pool: str,
+    *,
+    name: str,
+    tenant: str = "",
+    token: str | None = None,
+    keep_s: float = 0.0,
+    clear: Clear | None = None,
+    device: str | None = None,
+    run_dir: str | None = None,
+    client_name: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> SocketLease:
+    """A lease on blocks of the pool of this name, without blocks at first. Needs only the worker.
+
+    `token`: what proves, to `adopt_lease`, that one may; None: the worker makes one. `keep_s`: how long its blocks stay
+    when this process dies, for one who adopts them. `clear`: `Attachment.clear`, for blocks that must be cleared before
+    they are used. `timeout_s`: for the worker's answers, and to go on trying while none answers.
+
+    Raises `PoolNotFound`, `Conflict` where the name is taken or several devices have the pool, `NotSupported` where the
+    pool's blocks cannot be leased, `TooManyClients`, `SpecInvalid`, `WorkerLost`, `DeviceUnavailable`,
+    `PermissionDenied`.
+    """
+    body = leasing.OpenLease(
+        pool_name=checked_text("pool", pool, max_bytes=MAX_NAME_BYTES),
+        name=checked_text("name", name, max_bytes=MAX_NAME_BYTES),
+        tenant=tenant,
+        token=token,
+        keep_s=checked_seconds("keep_s", keep_s),
+    )
+    return _begin(body, token, clear, device, run_dir, client_name, timeout_s)
+
+
+def adopt_lease(
+    pool: str,
+    *,
+    name: str,
+    token: str,
+    keep_s: float = 0.0,
+    clear: Clear | None = None,
+    device: str | None = None,
+    run_dir: str | None = None,
+    client_name: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> SocketLease:
+    """The lease of this name with all its blocks (`SocketLease.held`), from an owner that has died, or has not: that
+    one can do nothing with it any more. Raises as `open_lease`; `NotFound` where there is no such lease,
+    `PermissionDenied` for a wrong token.
+    """
+    body = leasing.AdoptLease(
+        pool_name=checked_text("pool", pool, max_bytes=MAX_NAME_BYTES),
+        name=checked_text("name", name, max_bytes=MAX_NAME_BYTES),
+        token=checked_text("token", token),
+        keep_s=checked_seconds("keep_s", keep_s),
+    )
+    return _begin(body, token, clear, device, run_dir, client_name, timeout_s)
+
+
+def _begin(
+    body: leasing.OpenLease | leasing.AdoptLease,
+    token: str | None,
+    clear: Clear | None,
+    device: str | None,
+    run_dir: str | None,
+    client_name: str | None,
+    timeout_s: float,
+) -> SocketLease:
+    checked_optional("device", device)
+    checked_optional("client_name", client_name, max_bytes=MAX_NAME_BYTES)
+    patience = Patience(checked_seconds("timeout_s", timeout_s))
+    runs = find_run_directory(run_dir)
+    shown = program_name() if client_name is None else client_name
+    while True:
+        answer_s = max(patience.left_s, SHORTEST_ANSWER_S)
+        try:
+            where = device if device is not None else device_with(str(body.pool_name), runs, answer_s)
+            door = _Door(runs, where, shown, max(timeout_s, SHORTEST_ANSWER_S))
+            with contextlib.ExitStack() as undo:
+                client = undo.enter_context(door.open(answer_s))
+                opened = client.ask(body, leasing.LeaseOpened)
+                undo.pop_all()
+            return SocketLease(door, client, body, opened, opened.token or str(token), clear)
+        except KvpageError as error:
+            patience.wait(error)
+
+
+class _Door:
+    """The way to the worker of a device, and to its successors."""
+
+    def __init__(self, runs: RunDirectory, device: str, client_name: str, timeout_s: float) -> None:
+        self._runs, self._device, self._client_name = runs, device, client_name
+        self.timeout_s = timeout_s
+
+    def open(self, answer_s: float) -> WorkerClient:
+        path = served_socket(self._device, self._runs, answer_s)
+        return WorkerClient(path, client_name=self._client_name, timeout_s=self.timeout_s)
+
+
+class SocketLease(BlockLease):
+    """Made by `open_lease` and `adopt_lease`. It ends with `close`; if its process dies before, its blocks are given
+    back when that is known to be gone.
+    """
+
+    _client: WorkerClient | None = None
+
+    def __init__(
+        self,
+        door: _Door,
+        client: WorkerClient,
+        asked: leasing.OpenLease | leasing.AdoptLease,
+        opened: leasing.LeaseOpened,
+        token: str,
+        clear: Clear | None,
+    ) -> None:
+        super().__init__(clear)
+        self._door, self._client = door, client
+        self._asked, self._opened, self._token = asked, opened, token
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<SocketLease {self.name} of {self._opened.pool_id}, {'closed' if self.closed else 'open'}>"
+
+    @property
+    def name(self) -> str:
+        return self._asked.name
+
+    @property
+    def token(self) -> str:
+        return self._token
+
+    @property
+    def salt(self) -> bytes:
+        return self._opened.salt
+
+    @property
+    def generation(self) -> int:
+        """How often the lease has had an owner, this one included."""
+        return self._opened.generation
+
+    @property
+    def clears_on_reuse(self) -> Sequence[bool]:
+        """By group: whether its blocks are to be cleared each time they are used anew."""
+        return self._opened.clears_on_reuse
+
+    @property
+    def num_blocks(self) -> Sequence[int]:
+        """By group: blocks that it held when this owner got it."""
+        return self._opened.blocks
+
+    @property
+    def closed(self) -> bool:
+        return self._client is None
+
+    def close(self) -> None:
+        if self._client is None:
+            return
+        try:
+            with contextlib.suppress(StaleHandle):  # another has it, or it has ended
+                self._ask(leasing.CloseLease(lease_id=self._opened.lease_id), leasing.LeaseClosed)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __del__(self, _at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        client, self._client = self._client, None
+        if client is not None and not _at_exit() and os.getpid() == self._pid:
+            client.send_later(leasing.CloseLease(lease_id=self._opened.lease_id))
+            client.close()
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def _ask(self, body: Any, kind: type[_Body]) -> _Body:
+        """As often as it takes: of a worker that ends, its successor is asked."""
+        client = self._client
+        if client is None:
+            raise StaleHandle(f"lease {self.name} is closed; open another")
+        try:
+            return client.ask(body, kind)
+        except (WorkerLost, Draining) as error:
+            return self._ask_again(body, kind, error)
+
+    def _ask_again(self, body: Any, kind: type[_Body], lost: KvpageError) -> _Body:
+        patience = Patience(self._door.timeout_s)
+        error = lost
+        while True:
+            patience.wait(error)
+            try:
+                if self._client is None or self._client.ended:
+                    self._connect_again(patience)
+                assert self._client is not None
+                return self._client.ask(replace(body, lease_id=self._opened.lease_id), kind)
+            except (WorkerLost, Draining) as again:
+                error = again
+
+    def _connect_again(self, patience: Patience) -> None:
+        """Go on with the worker that serves the pool now. Raises `StaleHandle` where the lease has ended."""
+        if os.getpid() != self._pid:
+            raise StaleHandle(f"lease {self.name} was opened before a fork, and is the parent's; open another")
+        with contextlib.ExitStack() as undo:
+            client = undo.enter_context(self._door.open(max(patience.left_s, SHORTEST_ANSWER_S)))
+            body = leasing.AdoptLease(
+                pool_id=self._opened.pool_id,
+                name=self.name,
+                token=self._token,
+                generation=self._opened.generation,
+                keep_s=self._asked.keep_s,
+            )
+            try:
+                self._opened = client.ask(body, leasing.LeaseOpened)
+            except NotFound as error:
+                raise StaleHandle(
+                    f"lease {self.name} has ended: {error.message}; open another", details=error.details
+                ) from error
+            undo.pop_all()
+        self._leave()
+        self._client = client
+
+    # --- what one does with it ----------------------------------------------------------------------------------------
+
+    def _take(self, step: Step, wait_s: float) -> Grant:
+        body = leasing.TakeStep(
+            lease_id=self._opened.lease_id,
+            key=step.key or self.new_key(),
+            commit={
+                group: leasing.ComputedBlocks(ids=_packed(content.ids), hashes=b"".join(content.hashes))
+                for group, content in step.commit.items()
+            },
+            retain={group: _packed(ids) for group, ids in step.retain.items()},
+            free={group: _packed(ids) for group, ids in step.free.items()},
+            allocate=dict(step.allocate),
+            as_runs=step.as_runs,
+            wait_s=wait_s,
+        )
+        granted = self._ask(body, leasing.Granted)
+        return _grant(granted)
+
+    def held(self) -> dict[int, HeldBlocks]:
+        found = {}
+        for group in range(len(self._opened.blocks)):
+            ids, times, after, is_last = b"", b"", 0, False
+            while not is_last:
+                body = leasing.ListHeld(lease_id=self._opened.lease_id, group=group, after=after)
+                part = self._ask(body, leasing.HeldList)
+                ids, times, is_last = ids + part.ids, times + part.times, part.is_last
+                after = int(_unpacked(part.ids)[-1]) if part.ids else after
+            if ids:
+                found[group] = HeldBlocks(_unpacked(ids), _unpacked(times))
+        return found
+
+    def inspect(self, group: int, ids: Ids) -> tuple[Ints, Ints]:
+        """How often each block is held, by all leases together, and whether (1, 0) others find its content."""
+        body = leasing.InspectBlocks(lease_id=self._opened.lease_id, group=group, ids=_packed(ids))
+        inspected = self._ask(body, leasing.BlocksInspected)
+        return _unpacked(inspected.times), np.frombuffer(inspected.is_cached, np.uint8).astype(np.int32)
+
+    def find_prefix(self, hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> FoundPrefix:
+        body = leasing.FindPrefix(
+            lease_id=self._opened.lease_id, hashes=[b"".join(some) for some in hashes], at_most_tokens=at_most_tokens
+        )
+        found = self._ask(body, leasing.PrefixFound)
+        return FoundPrefix(found.num_tokens, tuple(map(_unpacked, found.ids)), tuple(found.num_revived))
+
+    def take_prefix(self, hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> FoundPrefix:
+        body = leasing.TakePrefix(
+            lease_id=self._opened.lease_id,
+            key=self.new_key(),
+            hashes=[b"".join(some) for some in hashes],
+            at_most_tokens=at_most_tokens,
+        )
+        taken = self._ask(body, leasing.PrefixTaken)
+        return FoundPrefix(taken.num_tokens, tuple(map(_unpacked, taken.ids)))
+
+    def reserve(self, counts: Counts, *, wait_s: float = 0.0, ttl_s: float = 60.0) -> SocketReservation:
+        body = leasing.Reserve(
+            lease_id=self._opened.lease_id, blocks=dict(counts), wait_s=wait_s, ttl_s=checked_seconds("ttl_s", ttl_s)
+        )
+        return SocketReservation(self, self._ask(body, leasing.Reserved).reservation_id)
+
+    def _commit_reservation(self, reservation_id: str, counts: Counts | None) -> Grant:
+        body = leasing.CommitReservation(
+            lease_id=self._opened.lease_id,
+            key=self.new_key(),
+            reservation_id=reservation_id,
+            blocks=None if counts is None else dict(counts),
+        )
+        return self._cleared(_grant(self._ask(body, leasing.Granted)))
+
+    def _end_reservation(self, reservation_id: str) -> None:
+        body = leasing.EndReservation(lease_id=self._opened.lease_id, reservation_id=reservation_id)
+        self._ask(body, leasing.ReservationEnded)
+
+
+class SocketReservation(Reservation):
+    """Made by `SocketLease.reserve`. It is lost, and its blocks with it, when the worker dies."""
+
+    def __init__(self, lease: SocketLease, reservation_id: str) -> None:
+        self._lease, self._reservation_id = lease, reservation_id
+
+    def __repr__(self) -> str:
+        return f"<SocketReservation {shorten(self._reservation_id)} of {self._lease.name}>"
+
+    def commit(self, counts: Counts | None = None) -> Grant:
+        return self._lease._commit_reservation(self._reservation_id, counts)
+
+    def give_back(self) -> None:
+        self._lease._end_reservation(self._reservation_id)
+
+
+def _packed(ids: Ids) -> bytes:
+    """Raises `SpecInvalid` for what can be no block ids."""
+    return block_ids(ids, _MOST_IDS).astype("<u4").tobytes()
+
+
+def _unpacked(data: bytes) -> Ints:
+    return np.frombuffer(data, "<u4").astype(np.int32)
+
+
+def _grant(granted: leasing.Granted) -> Grant:
+    ids = {group: _unpacked(some) for group, some in granted.ids.items()}
+    return Grant(ids=ids, clear={group: _unpacked(some) for group, some in granted.clear.items()})
