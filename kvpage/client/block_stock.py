@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from kvpage.client.leasing import SocketLease
-from kvpage.errors import SpecInvalid
+from kvpage.errors import Conflict, SpecInvalid, shorten
 from kvpage.pages.steps import Step
 
 DEFAULT_BATCH = 64
@@ -15,7 +15,7 @@ DEFAULT_BATCH = 64
 class BlockStock:
     """Blocks of one group that a lease holds and nobody uses yet. One thread at a time.
 
-    `take` hands one out, and asks the worker for `batch` more when there is none; `put` takes one back that is not
+    `take` hands one out, and asks the worker for `batch` more when there is none; `put` takes one back, which was not
     committed, and gives `batch` of them back to the worker once it has three times as many. While they are here nobody
     else can have them: the pool counts them as used.
     """
@@ -26,6 +26,7 @@ class BlockStock:
             raise SpecInvalid(f"a stock is filled by 1 block or more at a time, not {batch}")
         self._lease, self._group, self._batch = lease, group, batch
         self._blocks: list[int] = []
+        self._taken: set[int] = set()
         self._most = 3 * batch
         # A state is read before it is written: that of another sequence of this process is as wrong as a stranger's.
         self._is_reused = not lease.clears_on_reuse[group]
@@ -39,17 +40,18 @@ class BlockStock:
 
     def take(self) -> int:
         """A block that nobody uses. Raises as `SocketLease.allocate`."""
-        try:
-            return self._blocks.pop()
-        except IndexError:
+        if not self._blocks:
             self._fill()
-            return self._blocks.pop()
+        block = self._blocks.pop()
+        self._taken.add(block)
+        return block
 
     def _fill(self) -> None:
         self._blocks = self._lease.allocate(self._group, self._batch).tolist()[::-1]
 
     def put(self, block: int) -> None:
-        """Nobody uses the block, which was taken here, any more; others may not find its content."""
+        """Nobody uses the block any more. Raises `Conflict` for one that was not taken here, or was put back before."""
+        self._forget(block)
         if not self._is_reused:
             self._lease.free(self._group, [block])
             return
@@ -57,6 +59,19 @@ class BlockStock:
         if len(self._blocks) > self._most:
             surplus, self._blocks = self._blocks[: self._batch], self._blocks[self._batch :]
             self._lease.free(self._group, surplus)
+
+    def _forget(self, block: int) -> None:
+        try:
+            self._taken.remove(block)
+        except (KeyError, TypeError):
+            raise Conflict(
+                f"block {shorten(repr(block))} of group {self._group} was not taken from this stock, or was put back"
+                " before"
+            ) from None
+
+    def keep(self, block: int) -> None:
+        """The block is the lease's from now on, to be committed and freed there. Raises as `put`."""
+        self._forget(block)
 
     def close(self) -> None:
         """Give back what is at hand. Blocks that were taken stay the lease's. May be called twice."""
