@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvpage.errors import Conflict, SpecInvalid
+from kvpage.pages.block_source import PrefixSource
 from kvpage.pages.needs import Copy
-from kvpage.pages.prefix import PrefixCache
 
 
 class Checkpoint:
     """At most one that waits for its copies: `take`, make the copies, `commit`."""
 
-    def __init__(self, prefix: PrefixCache) -> None:
+    def __init__(self, prefix: PrefixSource) -> None:
         self._prefix, self._pool = prefix, prefix.pool
         self._hashes: dict[int, bytes] = {}
         self.blocks: dict[int, int] = {}

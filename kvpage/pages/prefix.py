@@ -207,6 +207,10 @@ class PrefixCache:
         """What others find in the block, which nobody may write into then; None where they do not find it."""
         return self._index.hash_of(group, block)
 
+    def is_cached(self, group: int, block: int) -> bool:
+        """Whether others find what is in the block."""
+        return self._index.hash_of(group, block) is not None
+
     def clear(self) -> None:
         """Forget everything: weights have changed. Sequences go on with what they hold, and keep nothing for others."""
         self.era += 1

@@ -18,19 +18,19 @@ from collections.abc import Sequence as SequenceOf
 from typing import Self
 
 from kvpage.errors import SpecInvalid
-from kvpage.pages.allocator import BlockPool
 from kvpage.pages.batches import whole_number
+from kvpage.pages.block_source import BlockSource, PrefixSource
 from kvpage.pages.hashing import Span, TokenHashes, Tokens
 from kvpage.pages.lifetimes import Lifetime
-from kvpage.pages.prefix import PrefixCache
 from kvpage.pages.sequence import Sequence
 from kvpage.pages.sharing import Shared, Sharing
 
 
 class Sequences:
-    def __init__(self, pool: BlockPool, lifetimes: SequenceOf[Lifetime], prefix: PrefixCache | None = None) -> None:
+    def __init__(self, pool: BlockSource, lifetimes: SequenceOf[Lifetime], prefix: PrefixSource | None = None) -> None:
         """`prefix`: None where nothing is to be found again. Raises `SpecInvalid` where they are not of one pool."""
-        if len(lifetimes) != len(pool.geometry.blocks_per_slab) or (prefix and prefix.pool is not pool):
+        geometry = getattr(pool, "geometry", None)  # a lease has none: what it may not do its worker says
+        if (geometry and len(lifetimes) != len(geometry.blocks_per_slab)) or (prefix and prefix.pool is not pool):
             raise SpecInvalid(
                 "sequences need a pool, lifetimes of its groups, and a prefix cache of the same pool or none"
             )
@@ -38,7 +38,7 @@ class Sequences:
         self._shared = Shared(pool, tuple(lifetimes), prefix, self.sharing)
 
     @classmethod
-    def cached(cls, prefix: PrefixCache) -> Self:
+    def cached(cls, prefix: PrefixSource) -> Self:
         return cls(prefix.pool, prefix.lifetimes, prefix)
 
     def new(

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from kvpage.pages.allocator import BlockPool
+from kvpage.pages.block_source import BlockSource, PrefixSource
 from kvpage.pages.lifetimes import Lifetime
-from kvpage.pages.prefix import PrefixCache
 
 
 class Sharing:
     """Holds what copies are read from until they are done, so that nobody, in no process, is given it before."""
 
-    def __init__(self, pool: BlockPool, prefix: PrefixCache | None) -> None:
+    def __init__(self, pool: BlockSource, prefix: PrefixSource | None) -> None:
         self._pool, self._prefix = pool, prefix
         self._sources: Counter[tuple[int, int]] = Counter()
 
@@ -33,7 +32,7 @@ class Sharing:
 
     def is_writable(self, group: int, block: int) -> bool:
         """Whether a sequence that holds the block is alone with it. Copies under way read before anybody writes."""
-        if self._prefix and self._prefix.content_of(group, block):
+        if self._prefix and self._prefix.is_cached(group, block):
             return False
         return int(self._pool.times_held(group, [block])[0]) - self._sources[group, block] <= 1
 
@@ -42,7 +41,7 @@ class Sharing:
 class Shared:
     """What all sequences of a pool have in common."""
 
-    pool: BlockPool
+    pool: BlockSource
     lifetimes: tuple[Lifetime, ...]
-    prefix: PrefixCache | None
+    prefix: PrefixSource | None
     sharing: Sharing

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import kvpage
 from kvpage.errors import Conflict, NotSupported, OutOfBlocks, SpecInvalid
+from kvpage.pages.allocator import BlockPool
 from kvpage.pages.lifetimes import Lifetime, lifetimes_of
 from kvpage.pages.prefix import PrefixCache
 from kvpage.pages.sequences import Sequences
@@ -26,8 +27,13 @@ def make(*groups: Lifetime, **options: Any) -> Sequences:
     return Sequences.cached(make_cache(groups, **options))
 
 
+def pool_of(sequences: Sequences) -> BlockPool:
+    assert isinstance(sequences.pool, BlockPool)
+    return sequences.pool
+
+
 def used(sequences: Sequences) -> list[int]:
-    return [sequences.pool.counts(group).used for group in range(len(sequences.pool.geometry.blocks_per_slab))]
+    return [pool_of(sequences).counts(group).used for group in range(len(pool_of(sequences).geometry.blocks_per_slab))]
 
 
 def run(sequences: Sequences, tokens: Any, **identity: Any) -> None:
@@ -121,10 +127,10 @@ def test_a_lifetime_says_how_long_the_first_block_stays(lifetime: Lifetime, num_
 def test_needs_say_what_admission_takes_of_each_group() -> None:
     sequences = make(FULL, WINDOW, CHUNK, STATE)
     run(sequences, list(range(12)))
-    before = [sequences.pool.available(group) for group in range(4)]
+    before = [pool_of(sequences).available(group) for group in range(4)]
     sequence = sequences.new([*range(8), 50, 51, 52])
     needs = sequence.needs()
-    assert [sequences.pool.available(group) for group in range(4)] == before
+    assert [pool_of(sequences).available(group) for group in range(4)] == before
     assert needs.prefix_tokens == 0  # the state after 12 tokens is of no use to a prompt that differs before
     assert needs.new_blocks == (6, 6, 6, 1)
     sequence.advance()
@@ -150,7 +156,7 @@ def test_a_state_found_again_needs_a_block_for_it_and_one_to_go_on_in() -> None:
     assert copy.target == sequence.table(0)[0] != copy.source
     sequences.copies_done()
     assert used(sequences) == [1]
-    assert sequences.pool.counts(0).cached == 1
+    assert pool_of(sequences).counts(0).cached == 1
 
 
 def test_where_only_the_found_state_fits_nothing_is_taken() -> None:
@@ -162,8 +168,8 @@ def test_where_only_the_found_state_fits_nothing_is_taken() -> None:
     with pytest.raises(OutOfBlocks):
         sequence.advance()
     assert used(sequences) == [1]
-    assert sequences.pool.counts(0).cached == 1
-    sequences.pool.check()
+    assert pool_of(sequences).counts(0).cached == 1
+    pool_of(sequences).check()
 
 
 def test_all_groups_get_their_blocks_or_none_does() -> None:
@@ -193,7 +199,7 @@ def test_what_fell_out_of_the_window_is_given_back_and_stands_as_the_null_block(
     sequence.append([8])
     assert sequence.table(1).tolist()[:4] == [0, 0, *before[2:]]  # token 8 looks back to 4
     assert 0 not in sequence.table(0)
-    assert sequences.pool.counts(1)[:2] == (3, 2)  # what was given back is still cached
+    assert pool_of(sequences).counts(1)[:2] == (3, 2)  # what was given back is still cached
 
 
 def test_tables_grow_in_place_and_are_not_to_be_written() -> None:
@@ -227,7 +233,7 @@ def test_a_sequence_ends_once_and_takes_nothing_after() -> None:
     sequence.close()
     assert sequence.closed
     assert used(sequences) == [0, 0]
-    assert [sequences.pool.counts(group).cached for group in (0, 1)] == [2, 0]  # the checkpoint was not committed
+    assert [pool_of(sequences).counts(group).cached for group in (0, 1)] == [2, 0]  # the checkpoint was not committed
     for act in (sequence.needs, sequence.advance, sequence.fork, sequence.checkpoint, lambda: sequence.append([1])):
         with pytest.raises(Conflict):
             act()
@@ -239,7 +245,7 @@ def test_a_sequence_ends_once_and_takes_nothing_after() -> None:
 def test_the_end_of_a_sequence_is_evicted_before_its_beginning() -> None:
     sequences = make(FULL, num_slabs=7)
     run(sequences, list(range(12)))
-    sequences.pool.allocate(0, 2)
+    pool_of(sequences).allocate(0, 2)
     assert sequences.new(range(12)).needs().prefix_tokens == 8
 
 
@@ -284,7 +290,7 @@ def test_cross_attention_holds_the_encoders_blocks_from_start_to_end_and_nothing
     assert len(before) == 3
     sequence.commit()
     sequence.close()
-    assert [sequences.pool.counts(group).cached for group in (0, 1)] == [0, 0]
+    assert [pool_of(sequences).counts(group).cached for group in (0, 1)] == [0, 0]
 
 
 def test_without_a_prefix_cache_nothing_is_kept() -> None:
@@ -351,7 +357,7 @@ def test_states_are_copied_when_a_sequence_forks_or_none_is() -> None:
     with pytest.raises(OutOfBlocks):
         child.fork()
     assert used(sequences) == [3, 4]
-    assert sequences.pool.times_held(0, child.table(0)).tolist() == [2, 2, 2]
+    assert pool_of(sequences).times_held(0, child.table(0)).tolist() == [2, 2, 2]
 
 
 def test_a_block_that_others_can_find_is_never_written_again() -> None:
@@ -475,14 +481,14 @@ def test_what_began_before_the_cache_was_cleared_is_never_found() -> None:
     sequence = sequences.new(range(10, 18))
     sequence.advance()
     child, _ = sequence.fork()
-    assert sequences.prefix is not None
+    assert isinstance(sequences.prefix, PrefixCache)
     sequences.prefix.clear()
     for old in (waiting, sequence, child):
         old.commit()
         assert old.checkpoint() == ()
         old.close()
     sequences.copies_done()
-    assert [sequences.pool.counts(group)[:2] for group in (0, 1)] == [(0, 0), (0, 0)]
+    assert [pool_of(sequences).counts(group)[:2] for group in (0, 1)] == [(0, 0), (0, 0)]
     run(sequences, list(range(8)))
     assert sequences.new(range(9)).needs().prefix_tokens == 8
 
