@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import msgspec
 
 from kvpage.client.resources import Device
-from kvpage.errors import Conflict, Draining, KvpageError, PoolNotFound, ProtocolError, WorkerLost
+from kvpage.errors import Conflict, Draining, KvpageError, NotSupported, PoolNotFound, ProtocolError, WorkerLost
 from kvpage.memory.device_names import names_device
-from kvpage.wire import messages, succession
+from kvpage.wire import leasing, messages, succession
 from kvpage.wire.channel import close_fds
 from kvpage.wire.messages import PoolState
 from kvpage_server.device_link import DeviceLink, WorkerThreads
@@ -155,6 +155,21 @@ class DevicePools:
                     raise Draining(text, details=error.details) from error
                 if left_s <= WAIT_STEP_S:
                     raise
+
+    async def blocks(self, pool_id: str) -> leasing.BlocksState | None:
+        """Of a ready pool; None where none of its blocks can be leased, or it has gone. Raises as `link.ask` does."""
+        try:
+            return await self.link.ask(leasing.DescribeBlocks(pool_id=pool_id), leasing.BlocksState)
+        except (NotSupported, Conflict, PoolNotFound):
+            return None
+
+    async def all_blocks(self) -> list[leasing.BlocksState]:
+        """Of every ready pool whose blocks can be leased; none while the device has no worker."""
+        if not self.link.is_ready:
+            return []
+        ready = [pool.pool_id for pool in await self._listed() if pool.state == "ready"]
+        found = [await self.blocks(pool_id) for pool_id in ready]
+        return [blocks for blocks in found if blocks is not None]
 
     def plan(self, plan_id: str) -> bytes | None:
         """The plan of a held pool."""

@@ -19,7 +19,7 @@ from kvpage.errors import (
     shorten,
 )
 from kvpage.memory.device_names import is_cuda_name
-from kvpage.wire import messages
+from kvpage.wire import leasing, messages
 from kvpage.wire.messages import PoolState
 from kvpage_server.device_link import WorkerThreads
 from kvpage_server.device_pools import Creation, DevicePools, NewPool
@@ -83,6 +83,11 @@ class Supervisor:
 
     async def devices(self) -> list[Device]:
         return list(await asyncio.gather(*(pools.describe() for pools in self._devices.values())))
+
+    async def all_blocks(self) -> dict[str, list[leasing.BlocksState]]:
+        """By device: of every ready pool whose blocks can be leased."""
+        found = await asyncio.gather(*(pools.all_blocks() for pools in self._devices.values()))
+        return dict(zip(self._devices, found, strict=True))
 
     # --- pools -------------------------------------------------------------------------------------------------------
 
