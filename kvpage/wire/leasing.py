@@ -345,6 +345,8 @@ class BlocksState(Body, frozen=True, kw_only=True):
     groups: list[GroupBlocks]
     tenants: list[TenantState]
     num_leases: Count
+    leases_by_state: dict[LeaseStateName, Count]
+    """How many there are of each; those of which there are none may be left out."""
     leases: list[LeaseState]
     """The first `MAX_LEASES_NAMED`."""
     prefix: PrefixState | None

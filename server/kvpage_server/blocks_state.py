@@ -22,6 +22,7 @@ def describe_blocks(pool_id: str, blocks: PoolBlocks, now_s: float) -> leasing.B
         groups=_groups(blocks, leases),
         tenants=_tenants(blocks, leases),
         num_leases=len(leases),
+        leases_by_state=dict(Counter(lease.state for lease in leases)),
         leases=[_lease(blocks, lease, now_s) for lease in leases[: leasing.MAX_LEASES_NAMED]],
         prefix=_prefix(blocks),
         steps=leasing.Latency(bounds_s=list(LATENCY_BOUNDS_S), counts=list(blocks.step_counts), sum_s=blocks.steps_s),

@@ -90,6 +90,8 @@ class DeviceLink:
         """The one that has been told about every held pool."""
         self.ready = asyncio.Event()
         """Set while a worker answers."""
+        self.num_workers = 0
+        """That have answered so far, one after the other."""
         self._broken = asyncio.Event()
         self._delay = RestartDelay()
 
@@ -194,6 +196,7 @@ class DeviceLink:
         is_new_worker = self._process is None or self._process is not self._served_process
         await self._owner.connected(is_new_worker=is_new_worker)
         self._served_process = self._process
+        self.num_workers += is_new_worker
         logger.info("device %s: worker %d answers", self.device, client.welcome.worker_pid)
         self.state, self.detail = "ready", ""
         self.ready.set()
@@ -262,6 +265,7 @@ class DeviceLink:
         client = await self._in_thread(self._new_client)
         self._watch(client)
         self._served_process = self._process
+        self.num_workers += 1
         logger.info("device %s: worker %d has taken over", self.device, client.welcome.worker_pid)
         client.close()
 

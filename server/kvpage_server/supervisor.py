@@ -81,6 +81,11 @@ class Supervisor:
         """Set when whoever waits should stop."""
         return self._stopping
 
+    @property
+    def each(self) -> list[DevicePools]:
+        """Each device by itself, for whoever must not wait for all of them."""
+        return list(self._devices.values())
+
     async def devices(self) -> list[Device]:
         return list(await asyncio.gather(*(pools.describe() for pools in self._devices.values())))
 
