@@ -314,7 +314,7 @@ def decode_request(payload: bytes) -> RequestFrame | InvalidRequest:
         raise ProtocolError(f"a request without a readable id: {shorten(str(error))}") from error
 
 
-def decode_reply(payload: bytes) -> ReplyFrame:
+def decode_reply(payload: bytes | memoryview) -> ReplyFrame:
     """The reply in `payload`; raises `ProtocolError` for anything else."""
     try:
         frame = _decode(_reply_decoder, payload)
@@ -325,7 +325,7 @@ def decode_reply(payload: bytes) -> ReplyFrame:
     return frame
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes) -> _T:
+def _decode(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | memoryview) -> _T:
     try:
         return decoder.decode(payload)
     except msgspec.ValidationError:  # well-formed msgpack of another shape: the caller's to judge
