@@ -22,7 +22,7 @@ def describe_blocks(pool_id: str, blocks: PoolBlocks, now_s: float) -> leasing.B
         groups=_groups(blocks, leases),
         tenants=_tenants(blocks, leases),
         num_leases=len(leases),
-        leases_by_state=dict(Counter(lease.state for lease in leases)),
+        leases_by_state=dict(Counter(map(_state, leases))),
         leases=[_lease(blocks, lease, now_s) for lease in leases[: leasing.MAX_LEASES_NAMED]],
         prefix=_prefix(blocks),
         steps=leasing.Latency(bounds_s=list(LATENCY_BOUNDS_S), counts=list(blocks.step_counts), sum_s=blocks.steps_s),
@@ -83,7 +83,7 @@ def _lease(blocks: PoolBlocks, lease: Lease, now_s: float) -> leasing.LeaseState
     return leasing.LeaseState(
         name=record.name,
         tenant=record.tenant,
-        state=lease.state,
+        state=_state(lease),
         generation=record.generation,
         pid=record.pid,
         client_name=record.client_name,
@@ -92,6 +92,11 @@ def _lease(blocks: PoolBlocks, lease: Lease, now_s: float) -> leasing.LeaseState
         blocks=list(lease.blocks),
         reserved=[_reserved(lease, group) for group in range(len(lease.blocks))],
     )
+
+
+def _state(lease: Lease) -> leasing.LeaseStateName:
+    assert lease.state != "ended"  # it is not in the book any more
+    return lease.state
 
 
 def _prefix(blocks: PoolBlocks) -> leasing.PrefixState | None:
