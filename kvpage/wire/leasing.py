@@ -137,6 +137,10 @@ class EndReservation(Body, frozen=True, kw_only=True):
     reservation_id: ReservationId
 
 
+class DescribeLease(Body, frozen=True, kw_only=True):
+    lease_id: LeaseId
+
+
 class ListHeld(Body, frozen=True, kw_only=True):
     """Blocks of one group that the lease holds, without those that are reserved."""
 
@@ -354,6 +358,11 @@ class BlocksState(Body, frozen=True, kw_only=True):
     steps: Latency
 
 
+class LeaseDescribed(Body, frozen=True, kw_only=True):
+    pool_id: PoolId
+    lease: LeaseState
+
+
 class TenantsSet(Body, frozen=True, kw_only=True):
     tenants: list[TenantSettings]
 
@@ -399,6 +408,7 @@ RequestBody: TypeAlias = (
     | Reserve
     | CommitReservation
     | EndReservation
+    | DescribeLease
     | ListHeld
     | InspectBlocks
     | DescribeBlocks
@@ -419,6 +429,7 @@ ReplyBody: TypeAlias = (
     | HeldList
     | BlocksInspected
     | BlocksState
+    | LeaseDescribed
     | TenantsSet
     | EventList
     | ContentList

@@ -23,7 +23,7 @@ def describe_blocks(pool_id: str, blocks: PoolBlocks, now_s: float) -> leasing.B
         tenants=_tenants(blocks, leases),
         num_leases=len(leases),
         leases_by_state=dict(Counter(map(_state, leases))),
-        leases=[_lease(blocks, lease, now_s) for lease in leases[: leasing.MAX_LEASES_NAMED]],
+        leases=[lease_state(blocks, lease, now_s) for lease in leases[: leasing.MAX_LEASES_NAMED]],
         prefix=_prefix(blocks),
         steps=leasing.Latency(bounds_s=list(LATENCY_BOUNDS_S), counts=list(blocks.step_counts), sum_s=blocks.steps_s),
     )
@@ -78,7 +78,7 @@ def _tenants(blocks: PoolBlocks, leases: list[Lease]) -> list[leasing.TenantStat
     return described
 
 
-def _lease(blocks: PoolBlocks, lease: Lease, now_s: float) -> leasing.LeaseState:
+def lease_state(blocks: PoolBlocks, lease: Lease, now_s: float) -> leasing.LeaseState:
     record, expires_s = lease.record, blocks.pool.book.expires_s(lease)
     return leasing.LeaseState(
         name=record.name,

@@ -31,6 +31,7 @@ _ABOUT_POOLS = (
     leasing.Reserve,
     leasing.CommitReservation,
     leasing.EndReservation,
+    leasing.DescribeLease,
     leasing.ListHeld,
     leasing.InspectBlocks,
     leasing.DescribeBlocks,

@@ -108,6 +108,7 @@ class Requests:
             leasing.Reserve: steps.reserve,
             leasing.CommitReservation: steps.commit_reservation,
             leasing.EndReservation: steps.end_reservation,
+            leasing.DescribeLease: steps.describe,
             leasing.ListHeld: steps.list_held,
             leasing.InspectBlocks: steps.inspect,
             leasing.OpenLease: self._open_lease,

@@ -154,6 +154,13 @@ class Steps:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
+    def describe(self, connection: Connection, request_id: int, body: leasing.DescribeLease) -> None:
+        from kvpage_server.blocks_state import lease_state
+
+        served = self._leases.table.get(body.lease_id, connection)
+        state = lease_state(served.blocks, served.lease, self._loop.clock())
+        connection.reply(request_id, leasing.LeaseDescribed(pool_id=served.pool.pool_id, lease=state))
+
     def list_held(self, connection: Connection, request_id: int, body: leasing.ListHeld) -> None:
         from kvpage_server.worker_blocks import packed
 
