@@ -14,10 +14,11 @@ from starlette.types import Receive, Scope, Send
 
 from kvpage._version import __version__
 from kvpage.planner.planner import plan as plan_request
-from kvpage_server import openapi, routes_health, routes_hold, routes_plans, routes_pools
+from kvpage_server import openapi, routes_health, routes_hold, routes_metrics, routes_plans, routes_pools
 from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, secret_token
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.farewell import say_farewell
+from kvpage_server.metrics import CountRequests, Metrics, ServiceMetrics
 from kvpage_server.plan_cache import PlanCache
 from kvpage_server.planning import Planner, PlanService
 from kvpage_server.problems import install_handlers
@@ -42,14 +43,17 @@ def create_app(
     `access`: default from the settings. `on_shutdown`: runs last, when nothing is served any more.
     """
 
+    counted = ServiceMetrics()
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
             stack.callback(on_shutdown)
-            plans = PlanService(planner, PlanCache(settings.plan_cache_bytes))
+            plans = PlanService(counted.timed(planner), PlanCache(settings.plan_cache_bytes))
             stack.callback(plans.close)
             supervisor = Supervisor(settings)
-            app.state.services = Services(settings=settings, plans=plans, pools=supervisor)
+            metrics = Metrics(counted, supervisor.each)
+            app.state.services = Services(settings=settings, plans=plans, pools=supervisor, metrics=metrics)
             supervisor.start()
             announcing = asyncio.ensure_future(_announce(supervisor, settings.ready_fd))
             try:
@@ -57,10 +61,12 @@ def create_app(
             finally:
                 announcing.cancel()
                 await say_farewell(supervisor, settings)
+                await metrics.close()
                 await supervisor.stop()
 
     app = Application(
         access=access or policy_of(settings),
+        counted=counted,
         title="kvpage",
         version=__version__,
         description=_DESCRIPTION,
@@ -73,20 +79,21 @@ def create_app(
     routes_pools.add_routes(app)
     routes_hold.add_routes(app)
     routes_health.add_routes(app)
+    routes_metrics.add_routes(app)
     openapi.install(app)
     install_handlers(app)
     return app
 
 
 class Application(FastAPI):
-    """A request gets an id and is checked for access, and plans in the cache are answered, before the framework looks
-    at it: passing through its layers costs more than all of that.
+    """A request is counted, gets an id and is checked for access, and plans in the cache are answered, before the
+    framework looks at it: passing through its layers costs more than all of that.
     """
 
-    def __init__(self, *, access: AccessPolicy, **options: Any) -> None:
+    def __init__(self, *, access: AccessPolicy, counted: ServiceMetrics, **options: Any) -> None:
         super().__init__(**options)
         cached = CachedPlans(super().__call__, plans=lambda: self.state.services.plans)
-        self._front = RequestIdMiddleware(AccessMiddleware(cached, policy=access))
+        self._front = CountRequests(RequestIdMiddleware(AccessMiddleware(cached, policy=access)), counted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._front(scope, receive, send)

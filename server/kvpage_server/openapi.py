@@ -176,6 +176,10 @@ READY_ANSWERS: Answers = {
     **problems(),
     503: _answer("Health", "Not ready"),
 }
+METRICS_ANSWERS: Answers = {
+    200: {"description": "Prometheus' text format; docs/metrics.md", "content": {"text/plain": {}}},
+    **problems(422),
+}
 ERRORS_ANSWERS: Answers = {200: {"description": "A page for people", "content": {"text/html": {}}}, **problems()}
 
 

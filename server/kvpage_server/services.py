@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from kvpage_server.metrics import Metrics
 from kvpage_server.planning import PlanService
 from kvpage_server.settings import Settings
 from kvpage_server.supervisor import Supervisor
@@ -16,6 +17,7 @@ class Services:
     settings: Settings
     plans: PlanService
     pools: Supervisor
+    metrics: Metrics
 
 
 def services_of(request: Request) -> Services:

@@ -28,6 +28,7 @@ CLOSED = [
     ("GET", "/v1/pools/pool-00/tensors"),
     ("POST", "/v1/pools/pool-00/leases"),
     ("GET", "/v1/pools/pool-00/hold"),
+    ("GET", "/metrics"),
     ("GET", "/v1/anything/new"),
 ]
 

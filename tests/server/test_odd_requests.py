@@ -14,7 +14,7 @@ from support.problems import assert_problem
 
 PATHS = [
     "/v1/plans", "/v1/plans/sha256:00", "/v1/pools", "/v1/pools/pool-00", "/v1/pools/pool-00/tensors", "/v1/devices",
-    "/livez", "/readyz", "/health", "/errors", "/openapi.json",
+    "/livez", "/readyz", "/health", "/metrics", "/errors", "/openapi.json",
 ]  # fmt: skip
 asynchronous = pytest.mark.anyio
 BODY = json.dumps(small_request()).encode()
@@ -53,6 +53,7 @@ async def test_another_method_is_405_everywhere(api: httpx.AsyncClient, method: 
         ("DELETE", "/v1/pools/pool-0123456789abcdef?force=1"),
         ("GET", "/v1/pools/pool-0123456789abcdef/tensors?layer=a"),
         ("GET", "/v1/devices?verbose"),
+        ("GET", "/metrics?name[]=a"),
         ("GET", "/v1/plans/sha256:00?detial=groups"),
         ("GET", "/v1/plans/sha256:00?detail=all"),
         ("GET", "/v1/plans/sha256:00?detail="),

@@ -31,6 +31,7 @@ OPERATIONS = {
     "/livez": {"get"},
     "/readyz": {"get"},
     "/health": {"get"},
+    "/metrics": {"get"},
     "/errors": {"get"},
 }
 ANYWHERE = {"400", "401", "403", "405", "408", "413", "500", "503"}  # what the connection itself may end with
@@ -48,6 +49,7 @@ PROBLEMS = {
     "livez": "",
     "readyz": "",
     "health": "",
+    "metrics": "422",
     "errors": "",
 }
 
