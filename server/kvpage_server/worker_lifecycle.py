@@ -105,7 +105,7 @@ class PoolLifecycle:
         memory = self._pools.forget(pool)
         reply = messages.PoolDeleted(
             pool_id=pool.pool_id,
-            pinned_bytes=pool.reserved_bytes,
+            pinned_bytes=pool.reserved_bytes or None,  # none where leases were all that held it
             num_holders=len(pool.holders),
             holders=list(pool.holders.values())[: messages.MAX_HOLDERS_NAMED],
         )
