@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from kvpage.errors import Conflict, SpecInvalid, TooManyClients
-from kvpage.pages.holdings import MAX_HOLDERS
+from kvpage.pages.holding_arrays import MAX_HOLDERS
 from kvpage.pages.tenants import Tenant
 
 MAGIC = int.from_bytes(b"kvplse1\0", "little")
@@ -78,6 +78,10 @@ class LeaseRecords:
         if self._magic[0] not in (0, MAGIC):
             raise Conflict(f"the buffer begins with {self._magic[0]}, so it does not hold leases")
         self._magic[0] = MAGIC
+        self.find_unused()
+
+    def find_unused(self) -> None:
+        """Again, after something went wrong at any moment."""
         self._unused = [row for row in range(MAX_HOLDERS, 0, -1) if not self._rows[2 * row]]
 
     def close(self) -> None:
@@ -86,9 +90,10 @@ class LeaseRecords:
 
     def all(self) -> dict[int, LeaseRecord]:
         """By row. Raises `Conflict` for what cannot be read."""
-        return {row: self._read(row) for row in range(1, _NUM_ROWS) if self._rows[2 * row]}
+        return {row: self.read(row) for row in sorted(self.rows())}
 
-    def _read(self, row: int) -> LeaseRecord:
+    def read(self, row: int) -> LeaseRecord:
+        """Raises `Conflict`."""
         half = self._rows[2 * row]
         if half not in (1, 2):
             raise Conflict(f"the row of lease {row} says {half}, so it does not hold leases")
@@ -99,14 +104,28 @@ class LeaseRecords:
         start = _HALVES_AT + (2 * row + half - 1) * _HALF_BYTES
         return self._view[start : start + _HALF_BYTES]
 
-    def add(self, record: LeaseRecord) -> int:
-        """Its row. Raises `TooManyClients` when all are taken."""
+    def rows(self) -> set[int]:
+        """Those that are used."""
+        return {row for row in range(1, _NUM_ROWS) if self._rows[2 * row]}
+
+    @property
+    def num_unused(self) -> int:
+        return len(self._unused)
+
+    def next_row(self) -> int:
+        """The one that `add` takes next. Raises `TooManyClients` when all are taken."""
         if not self._unused:
             raise TooManyClients(
                 f"the pool has {MAX_HOLDERS} leases and reservations, as many as it may have; close some",
                 details={"limit": MAX_HOLDERS},
             )
-        self.change(self._unused[-1], record)
+        return self._unused[-1]
+
+    def add(self, record: LeaseRecord) -> int:
+        """Its row. Raises `TooManyClients` when all are taken, `SpecInvalid` for what is too long."""
+        row = self.next_row()
+        self._rows[2 * row + 1] = 0
+        self.change(row, record)
         return self._unused.pop()
 
     def change(self, row: int, record: LeaseRecord) -> None:
@@ -117,7 +136,6 @@ class LeaseRecords:
     def remove(self, row: int) -> None:
         """It is nobody's any more."""
         self._rows[2 * row] = 0
-        self._rows[2 * row + 1] = 0
         self._unused.append(row)
 
     def expires_s(self, row: int) -> float | None:

@@ -13,89 +13,26 @@ One thread at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from kvpage.errors import Conflict, InternalError, KvpageError
-from kvpage.pages.allocator import BlockPool
+from kvpage.errors import Conflict, KvpageError
 from kvpage.pages.arrays import Ints
-from kvpage.pages.batches import Ids, Marks, block_ids, repeated, whole_number
-from kvpage.pages.clearing import Clearing
-from kvpage.pages.events import EventLog
-from kvpage.pages.geometry import Geometry, Places
-from kvpage.pages.holdings import Holdings
-from kvpage.pages.lease_records import LeaseRecords
-from kvpage.pages.leases import Lease, LeaseBook, Opened, Owner
-from kvpage.pages.pool_buffer import PoolBuffer
-from kvpage.pages.pool_conservation import leases_fault
-from kvpage.pages.pool_prefix import PoolPrefix
+from kvpage.pages.batches import Ids, Repeated, block_ids, repeated, whole_number
+from kvpage.pages.leased_state import HeldBlocks as HeldBlocks
+from kvpage.pages.leased_state import LeasedState
+from kvpage.pages.leases import Lease, Opened, Owner
 from kvpage.pages.prefix import Match
-from kvpage.pages.prefix_index import PrefixIndex
 from kvpage.pages.steps import NOTHING, Grant, Step
 from kvpage.pages.tenants import Tenant
-from kvpage.pages.usage import Usage
-from kvpage.plans import Plan
+
+Undo = Callable[[], None]
 
 
-class _Freed(NamedTuple):
-    slots: Places
-    times: Ints
-    num_ended: int
-    """Blocks that the lease holds no more afterwards."""
-
-
-class HeldBlocks(NamedTuple):
-    """Of one lease and group: block ids, ascending, and how often it holds each."""
-
-    ids: Ints
-    times: Ints
-
-
-class LeasedPool:
-    def __init__(self, plan: Plan, buffer: Any = None, *, events: EventLog | None = None) -> None:
-        """`buffer`: writable, `pool_buffer_bytes` bytes, zeros for a new pool, else what a pool of this plan left in
-        it; None: memory of this process. Raises `SpecInvalid` for a plan without blocks or a buffer of another size,
-        `Conflict` for a buffer that holds something else.
-        """
-        self.plan, self.geometry = plan, Geometry.of(plan)
-        self.block_bytes = tuple(group.block_stride_bytes for group in plan.groups)
-        """By group: what one block takes of the pool."""
-        self._parts = PoolBuffer.of(self.geometry, buffer)
-        self._events = EventLog() if events is None else events
-        self._clears = bool(Clearing.of(plan))
-        self._marks: Marks = np.empty(self.geometry.num_slots, np.int16)
-        self.holdings = Holdings(self.geometry, self._parts.holdings)
-        self.book = LeaseBook(LeaseRecords(self._parts.records), len(plan.groups))
-        self.usage = Usage(self.book, self.block_bytes)
-        known = {lease.row for lease in self.book}
-        for holder in self.holdings.holders() - known:  # a lease or reservation that had all but ended
-            self.holdings.drop(holder)
-        self._find_blocks()
-
-    def _find_blocks(self) -> None:
-        """From the buffer, as those who hold blocks say."""
-        self.index = PrefixIndex(self.geometry, self._parts.index, events=self._events)
-        self.blocks = BlockPool.of(
-            self.plan, self._parts.blocks, on_evict=self.index.evicted, times_held=self.holdings.times_held
-        )
-        self.prefix = PoolPrefix(self.plan, self.blocks, self.index)
-        counts = self.holdings.count_blocks(self._group_of_slab(), len(self.block_bytes))
-        self.usage.recount((lease, counts[lease.row].tolist()) for lease in self.book.with_reservations())
-
-    def _group_of_slab(self) -> Ints:
-        groups = np.full(self.geometry.num_slabs, -1, np.int32)
-        for group in range(len(self.block_bytes)):
-            groups[self.blocks.slabs(group).slabs] = group
-        return groups
-
-    def close(self) -> None:
-        """Let go of the buffer, which keeps its state; the pool is of no more use."""
-        self.blocks.close()
-        self.holdings.close()
-        self.book.close()
+class LeasedPool(LeasedState):
+    """See the module; opening and closing are `LeasedState`'s."""
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -115,10 +52,10 @@ class LeasedPool:
         Raises `Conflict` where the name is taken, `SpecInvalid` for an unfit name, tenant or token, `TooManyClients`.
         """
         Tenant(name=tenant)
-        opened = self.book.open(name, owner, tenant=tenant, token=token, ttl_s=ttl_s, keep_s=keep_s)
-        self.holdings.begin(opened.lease.row)  # the row's last operation is not this lease's
-        self.holdings.end()
-        return opened
+        with self.whole:
+            self.holdings.begin(self.book.next_row())  # the row's last operation is not this lease's
+            self.holdings.end()
+            return self.book.open(name, owner, tenant=tenant, token=token, ttl_s=ttl_s, keep_s=keep_s)
 
     def adopt(
         self,
@@ -129,41 +66,37 @@ class LeasedPool:
         ttl_s: float = 0.0,
         keep_s: float = 0.0,
     ) -> Lease:
-        """The lease of this name and its blocks go to another owner. Its id is another from now on, and what the owner
-        before had reserved is given back. Raises `NotFound`, and `PermissionDenied` for a wrong token.
+        """The lease of this name and its blocks go to another owner, and so does the key of its last step, about which
+        the new owner may ask again. What it was for the owner before has ended; what that had reserved is given back.
+        Raises `NotFound`, and `PermissionDenied` for a wrong token.
         """
-        lease = self.book.adopt(name, token, owner, ttl_s=ttl_s, keep_s=keep_s)
-        for reservation in list(lease.reservations.values()):
-            self.close_lease(reservation)
-        return lease
+        with self.whole:
+            lease = self.book.proved(name, token)
+            for reservation in list(lease.reservations.values()):
+                self._close(reservation, owner_died=False)
+            return self.book.adopt(lease, owner, ttl_s=ttl_s, keep_s=keep_s)
 
     def close_lease(self, lease: Lease, *, owner_died: bool = False) -> None:
         """Its blocks are given back, those of its reservations too. `owner_died`: it may not have cleared what it was
-        told to."""
-        for reservation in list(lease.reservations.values()):
-            self.close_lease(reservation, owner_died=owner_died)
+        told to. Raises `StaleHandle` for one that has ended."""
+        with self.whole:
+            if lease.state == "ended":
+                self._refuse(lease)
+            for reservation in list(lease.reservations.values()):
+                self._close(reservation, owner_died=owner_died)
+            self._close(lease, owner_died=owner_died)
+
+    def _close(self, lease: Lease, *, owner_died: bool) -> None:
         held = self.holdings.held_by(lease.row)
-        if len(held.slots):
-            with self.operation(lease):
-                for group, (ids, times) in self._by_group(held.slots, held.times).items():
-                    if owner_died or lease.parent:
-                        self.blocks.mark_stale(group, ids)
-                    self.blocks.free(group, np.repeat(ids, times))
-                self.holdings.take(lease.row, held.slots, held.times)
-            self.usage.change(lease, {group: -count for group, count in enumerate(lease.blocks)})
-        self.book.remove(lease)
-
-    def held(self, lease: Lease) -> dict[int, HeldBlocks]:
-        """By group, what the lease holds, without its reservations. Looks at every block."""
-        return self._by_group(*self.holdings.held_by(lease.row))
-
-    def _by_group(self, slots: Places, times: Ints) -> dict[int, HeldBlocks]:
-        groups = self._group_of_slab()[slots // self.geometry.slots_per_slab]
-        found = {}
-        for group in np.unique(groups).tolist():
-            mine = groups == group
-            found[group] = HeldBlocks(self.geometry.ids_at(group, slots[mine]), times[mine])
-        return found
+        self.book.remove(lease)  # it has ended: should this process die now, the next one gives its blocks back
+        self.holdings.begin(lease.row)
+        for group, (ids, times) in self._by_group(held).items():
+            if owner_died or lease.parent:
+                self.blocks.mark_stale(group, ids)
+            self.blocks.free(group, np.repeat(ids, times))
+        self.holdings.take(lease.row, held.slots, held.times)
+        self.usage.change(lease, {group: -count for group, count in enumerate(lease.blocks)})
+        self.holdings.end()
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -172,42 +105,65 @@ class LeasedPool:
 
         Raises `SpecInvalid` for what can be no block of a group, `Conflict` for blocks that the lease does not hold
         (or, to retain, nobody), `OutOfBlocks` where there are too few or the tenant's quota is used up, `NotSupported`
-        to commit where the plan allows no prefix cache. Nothing is done then, but `Step.commit` stays.
+        to commit where the plan allows no prefix cache, `StaleHandle` for a lease that has ended. Nothing is done then,
+        but `Step.commit` stays.
         """
-        if step.key and step.key == self.holdings.last(lease.row).key:
-            return self._again(lease)
-        return self._do(lease, step, sum(step.allocate.values()))
+        with self.whole:
+            if lease.state == "ended":
+                self._refuse(lease)
+            if step.key and step.key == self.holdings.last(lease.row).key:
+                return self._again(lease)
+            return self._do(lease, step)
 
-    def _do(self, lease: Lease, step: Step, result: int) -> Grant:
-        freed = {group: self._freed(lease, group, ids) for group, ids in step.free.items()}
+    def _do(self, lease: Lease, step: Step, result: int | None = None) -> Grant:
+        """`result`: what `Holdings.last` remembers of it; None: how many blocks are allocated."""
         allocate = {group: whole_number(count, "the number of blocks") for group, count in step.allocate.items()}
-        retained = {group: self._counted(group, ids) for group, ids in step.retain.items()}
-        taken_counts = Counter(allocate)
-        taken_counts.update({group: len(slots) for group, (slots, _) in retained.items()})
-        self.usage.check_quota(lease, taken_counts, {group: some.num_ended for group, some in freed.items()})
+        for group in (*allocate, *step.commit):
+            self.blocks.counts(group)  # raises `SpecInvalid` where there is none
         for group, content in step.commit.items():
-            self._freed(lease, group, content.ids)
+            self._held_often(lease, group, content.ids)
             self.prefix.commit(group, content)
-        changes: dict[int, int] = dict.fromkeys(range(len(self.block_bytes)), 0)
-        with self.operation(lease, step.key, result) as serial, ExitStack() as undo:
-            for group, ids in step.retain.items():
-                self.blocks.retain(group, ids)
-                undo.callback(self.blocks.free, group, ids)
-                changes[group] += self.holdings.share(lease.row, *retained[group], serial)
+        serial = self.holdings.begin(lease.row, step.key, sum(allocate.values()) if result is None else result)
+        done: list[Undo] = []
+        try:
+            changes = Counter(self._retain(lease, step, done))
+            given_back = {group: self._held_often(lease, group, ids) for group, ids in step.free.items()}
+            for group, slots in given_back.items():
+                changes[group] -= self.holdings.take(lease.row, *slots)
+            changes.update(allocate)
+            self.usage.check_quota(lease, changes)
             for group, ids in step.free.items():
                 self.blocks.free(group, ids)
-                undo.callback(self.blocks.take_back, group, ids)
-                changes[group] -= self.holdings.take(lease.row, freed[group].slots, freed[group].times)
-            taken = self._allocate(allocate, as_runs=step.as_runs, undo=undo)
-            for group, new in taken.items():
-                self.holdings.give(lease.row, self._slots(group, new), serial)
-                changes[group] += len(new)
-            undo.pop_all()
+                done.append(partial(self.blocks.take_back, group, ids))
+            taken = self._allocate(allocate, done, as_runs=step.as_runs)
+        except KvpageError:
+            self._take_back(done)
+            raise
+        for group, new in taken.items():
+            self.holdings.give(lease.row, group, self.geometry.slots_of(group, new.astype(np.intp)), serial)
         self.usage.change(lease, changes)
-        lease.last_grant = Grant(ids=taken, clear=self._to_clear(taken))
-        return lease.last_grant
+        self.holdings.end()
+        return self.granted(lease, serial, taken)
 
-    def _allocate(self, counts: Mapping[int, int], *, as_runs: bool, undo: ExitStack) -> dict[int, Ints]:
+    def _take_back(self, done: Sequence[Undo]) -> None:
+        """What was done of a step that is refused."""
+        try:
+            for undo in reversed(done):
+                undo()
+        except KvpageError:  # a run that is free again has left a slab with another group, of which a block was freed
+            self._mend()
+        self.holdings.undo()
+
+    def _retain(self, lease: Lease, step: Step, done: list[Undo]) -> dict[int, int]:
+        """By group, how many blocks the lease did not hold before."""
+        new = {}
+        for group, ids in step.retain.items():
+            self.blocks.retain(group, ids)
+            done.append(partial(self.blocks.free, group, ids))
+            new[group] = self.holdings.share(lease.row, group, *self._counted(group, ids))
+        return new
+
+    def _allocate(self, counts: Mapping[int, int], done: list[Undo], *, as_runs: bool) -> dict[int, Ints]:
         if not as_runs:
             if len(counts) == 1:
                 [(group, count)] = counts.items()
@@ -216,80 +172,85 @@ class LeasedPool:
         taken = {}
         for group, count in counts.items():
             taken[group] = self.blocks.allocate_run(group, count)
-            undo.callback(self.blocks.free, group, taken[group])
+            done.append(partial(self.blocks.free, group, taken[group]))
         return taken
 
     def allocate_one(self, lease: Lease, group: int, key: int = 0) -> Grant:
         """As `do` of a step that allocates one block."""
-        if key and key == self.holdings.last(lease.row).key:
-            return self._again(lease)
-        self.usage.check_quota(lease, {group: 1}, {})
-        block = self.blocks.allocate_one(group)
         holdings = self.holdings
+        if lease.state == "ended" or not self.whole.is_whole or (key and key == holdings.last(lease.row).key):
+            return self.do(lease, Step(key=key, allocate={group: 1}))
         try:
+            if self.usage.has_quota(lease):
+                return self._do(lease, Step(key=key, allocate={group: 1}))
+            block = self.blocks.allocate_one(group)
             serial = holdings.begin(lease.row, key, 1)
-            holdings.give_one(lease.row, self._slot(group, block), serial)
+            holdings.give_one(lease.row, group, self._slot(group, block), serial)
+            self.usage.change_one(lease, group, 1)
             holdings.end()
-        except BaseException:
-            self._mend()
+            return self.granted(lease, serial, {group: np.array([block], np.int32)})
+        except BaseException as error:
+            self.whole.failed(error)
             raise
-        self.usage.change_one(lease, group, 1)
-        taken = {group: np.array([block], np.int32)}
-        lease.last_grant = Grant(ids=taken, clear=self._to_clear(taken))
-        return lease.last_grant
 
     def free_one(self, lease: Lease, group: int, block: int, key: int = 0) -> Grant:
         """As `do` of a step that frees one block."""
-        is_new = not key or key != self.holdings.last(lease.row).key
+        holdings = self.holdings
+        is_usual = lease.state != "ended" and self.whole.is_whole and not (key and key == holdings.last(lease.row).key)
         num_blocks = self.geometry.num_blocks(group) if 0 <= group < len(self.block_bytes) else 0
-        if not (is_new and 0 < block < num_blocks and self.holdings.holds_once(lease.row, self._slot(group, block))):
+        if not (is_usual and 0 < block < num_blocks and holdings.holds_once(lease.row, self._slot(group, block))):
             return self.do(lease, Step(key=key, free={group: [block]}))
-        self.blocks.free_one(group, block)
         try:
-            self.holdings.begin(lease.row, key)
-            self.holdings.take_one(self._slot(group, block))
-            self.holdings.end()
-        except BaseException:
-            self._mend()
+            self.blocks.free_one(group, block)
+            serial = holdings.begin(lease.row, key)
+            holdings.take_one(self._slot(group, block))
+            self.usage.change_one(lease, group, -1)
+            holdings.end()
+            lease.last_grant = serial, NOTHING
+            return NOTHING
+        except BaseException as error:
+            self.whole.failed(error)
             raise
-        self.usage.change_one(lease, group, -1)
-        lease.last_grant = NOTHING
-        return NOTHING
 
     def _slot(self, group: int, block: int) -> int:
         cut = self.geometry.blocks_per_slab[group]
         return block + block // cut * (self.geometry.slots_per_slab - cut)
 
+    def granted(self, lease: Lease, serial: int, taken: dict[int, Ints]) -> Grant:
+        """The answer to a step that is done."""
+        clear = {}
+        if self._clearing:
+            clear = {group: stale for group, ids in taken.items() if len(stale := self.blocks.to_clear(group, ids))}
+        grant = Grant(ids=taken, clear=clear)
+        lease.last_grant = serial, grant
+        return grant
+
+    def again(self, lease: Lease, key: int) -> Grant | None:
+        """What the step with this key was answered with, if it was the lease's last. Raises `Conflict` where that is
+        not known any more."""
+        with self.whole:
+            return self._again(lease) if key and key == self.holdings.last(lease.row).key else None
+
     def _again(self, lease: Lease) -> Grant:
-        """What the last step was answered with."""
-        if lease.last_grant is not None:
-            return lease.last_grant
-        last = self.holdings.last(lease.row)
-        slots = self.holdings.given(lease.row, last.serial)
-        if len(slots) != last.result:
+        last, (serial, grant) = self.holdings.last(lease.row), lease.last_grant
+        if serial == last.serial:
+            return grant
+        given = self.holdings.given(lease.row, last.serial)
+        if len(given.slots) != last.result:
             raise Conflict(f"the answer to step {last.key} is not known any more; ask for all that the lease holds")
-        ids = {group: held.ids for group, held in self._by_group(slots, np.ones(len(slots), np.int32)).items()}
+        ids = {group: held.ids for group, held in self._by_group(given).items()}
         # Which of them were to be cleared went with the process before: all, where any might be.
-        return Grant(ids=ids, clear=ids if self._clears else {})
+        return Grant(ids=ids, clear=ids if self._clearing else {})
 
-    def _to_clear(self, taken: Mapping[int, Ints]) -> dict[int, Ints]:
-        if not self._clears:
-            return {}
-        return {group: stale for group, ids in taken.items() if len(stale := self.blocks.to_clear(group, ids))}
-
-    def _slots(self, group: int, ids: Ints) -> Places:
-        return self.geometry.slots_of(group, ids.astype(np.intp))
-
-    def _counted(self, group: int, ids: Ids) -> tuple[Places, Ints]:
+    def _counted(self, group: int, ids: Ids) -> Repeated:
         """Each slot of the ids once, and how often it stands there. Raises `SpecInvalid` for what is no block id."""
         self.blocks.counts(group)
         slots = self.geometry.slots_of(group, block_ids(ids, self.geometry.num_blocks(group)))
-        twice = repeated(slots, self._marks)
-        return twice or (slots, np.ones(len(slots), np.int32))
+        return repeated(slots, self._marks) or Repeated(slots, np.ones(len(slots), np.int32))
 
-    def _freed(self, lease: Lease, group: int, ids: Ids) -> _Freed:
-        """Raises `Conflict` unless the lease holds the blocks as often as they stand in `ids`."""
-        slots, times = self._counted(group, ids)
+    def _held_often(self, lease: Lease, group: int, ids: Ids) -> Repeated:
+        """As `_counted`. Raises `Conflict` unless the lease holds the blocks as often as they stand in `ids`."""
+        slots, times = counted = self._counted(group, ids)
         held = self.holdings.times(lease.row, slots)
         wrong = np.flatnonzero(held < times)
         if len(wrong):
@@ -299,49 +260,26 @@ class LeasedPool:
                 f" {times[wrong[0]]} times; it may have been freed before",
                 details={"group": group, "block": int(block)},
             )
-        return _Freed(slots, times, int(np.count_nonzero(held == times)))
+        return counted
 
     # --- prefixes -----------------------------------------------------------------------------------------------------
 
     def take_prefix(self, lease: Lease, hashes: Sequence[Sequence[bytes]], at_most_tokens: int, key: int = 0) -> Match:
         """The longest cached beginning of a prompt, held by the lease from now on. `hashes`: by group, of its whole
         blocks in order. Raises `NotSupported` where the plan allows no prefix cache, `SpecInvalid` for a hash that is
-        none.
+        none, and as `do`.
         """
-        last = self.holdings.last(lease.row)
-        is_again = key and key == last.key
-        match = self.prefix.find(hashes, last.result if is_again else at_most_tokens)
-        if not is_again:
+        with self.whole:
+            if lease.state == "ended":
+                self._refuse(lease)
+            last = self.holdings.last(lease.row)
+            if key and key == last.key:
+                match = self.prefix.find(hashes, last.result)
+                if match.num_tokens != last.result:
+                    raise Conflict(f"the answer to step {key} is not known any more; ask for all that the lease holds")
+                return match
+            match = self.prefix.find(hashes, at_most_tokens)
             retain = {group: ids for group, ids in enumerate(match.blocks) if len(ids)}
             self._do(lease, Step(key=key, retain=retain), match.num_tokens)
             self.prefix.count(match, at_most_tokens)
-        return match
-
-    # --- staying whole ------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def operation(self, lease: Lease, key: int = 0, result: int = 0) -> Iterator[int]:
-        """Around what changes who holds what: done as a whole, or, when anything is raised, not at all."""
-        try:
-            yield self.holdings.begin(lease.row, key, result)
-            self.holdings.end()
-        except KvpageError:
-            self.holdings.undo()
-            raise
-        except BaseException:
-            self._mend()
-            raise
-
-    def _mend(self) -> None:
-        """After something went wrong in the middle: as a new process would find it."""
-        self.holdings.undo()
-        self.blocks.close()
-        self._find_blocks()
-
-    def check(self) -> None:
-        """Prove that nothing is lost or in two places, and that each block is held by those who hold it. Raises
-        `InternalError` naming what does not hold."""
-        self.prefix.check()
-        fault = leases_fault(self)
-        if fault:
-            raise InternalError(fault)
+            return match

@@ -17,17 +17,19 @@ from msgspec.structs import replace
 
 from kvpage.errors import Conflict, NotFound, OutOfBlocks, PermissionDenied, SpecInvalid, StaleHandle, shorten
 from kvpage.pages.arrays import Ints
+from kvpage.pages.holding_arrays import MAX_HOLDERS
 from kvpage.pages.lease_records import LeaseRecord, LeaseRecords
-from kvpage.pages.steps import Grant
+from kvpage.pages.steps import NOTHING, Grant
 from kvpage.pages.tenants import Tenant
+from kvpage.pages.whole import Whole
 
 MIN_TOKEN_BYTES, MAX_TOKEN_BYTES = 16, 256
 MAX_NAME_BYTES = 256
 MAX_TENANTS = 1000
 
-LeaseState = Literal["active", "quarantined", "kept"]
+LeaseState = Literal["active", "quarantined", "kept", "ended"]
 """`active`: its owner is there. `quarantined`: it has let go without a word, and may still write into the blocks.
-`kept`: it is known to be gone, and somebody may adopt the blocks for a while."""
+`kept`: it is known to be gone, and somebody may adopt the blocks for a while. `ended`: closed, or adopted."""
 
 
 class Owner(NamedTuple):
@@ -40,7 +42,7 @@ class Owner(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One lease, or a reservation of one. `LeaseBook` changes it."""
+    """One lease of one owner, or a reservation. `LeaseBook` changes it."""
 
     row: int
     record: LeaseRecord
@@ -52,8 +54,8 @@ class Lease:
     reservations: dict[str, Lease] = field(default_factory=dict)
     reserved: dict[int, Ints] = field(default_factory=dict)
     """Of a reservation: its blocks by group."""
-    last_grant: Grant | None = None
-    """What its last step was answered with, by this process."""
+    last_grant: tuple[int, Grant] = (0, NOTHING)
+    """Serial of the last step that this process has answered, and with what."""
 
     def __repr__(self) -> str:
         return f"<Lease {self.record.name} {self.state} blocks {self.blocks}>"
@@ -85,11 +87,34 @@ class LeaseBook:
         self._by_id: dict[str, Lease] = {}
         self._by_name: dict[str, Lease] = {}
         self._tenants = {tenant.name: tenant for tenant in records.tenants()}
+        self._whole = Whole(self.mend)
         for row, record in records.all().items():
             if record.is_reservation:
                 records.remove(row)  # nobody was told which blocks it has
+            elif record.lease_id in self._by_id or record.name in self._by_name:
+                raise Conflict(f"two leases are named {shorten(record.name)}, so the buffer does not hold leases")
             else:
                 self._note(Lease(row, record, [0] * num_groups, "quarantined"))
+
+    def mend(self) -> None:
+        """After something went wrong at any moment: what was being opened is not there, nor what was being closed."""
+        rows = self._records.rows()
+        found = [lease for lease in (*self._by_id.values(), *self._by_name.values()) if lease.row in rows]
+        leases = {lease.row: lease for lease in sorted(found, key=lambda lease: lease.state != "ended")}
+        known = set(leases)
+        for lease in leases.values():
+            if lease.state == "ended":
+                lease.state = "quarantined"  # it was about to be adopted
+            lease.reservations = {name: child for name, child in lease.reservations.items() if child.row in rows}
+            known |= {child.row for child in lease.reservations.values()}
+            if self._records.read(lease.row) != lease.record:
+                self._records.change(lease.row, lease.record)
+        for row in rows - known:
+            self._records.remove(row)
+        self._records.find_unused()
+        self._by_id = {lease.lease_id: lease for lease in leases.values()}
+        self._by_name = {lease.record.name: lease for lease in leases.values()}
+        self._tenants = {tenant.name: tenant for tenant in self._records.tenants()}
 
     def close(self) -> None:
         """Let go of the buffer."""
@@ -144,42 +169,56 @@ class LeaseBook:
             lease_id=_new_id(), name=name, tenant=tenant, digest=_digest(token), ttl_s=ttl_s, keep_s=keep_s,
             pid=owner.pid, born=owner.born, client_name=owner.client_name,
         )  # fmt: skip
-        lease = Lease(self._records.add(record), record, [0] * self._num_groups)
-        self._note(lease)
+        with self._whole:
+            lease = Lease(self._records.add(record), record, [0] * self._num_groups)
+            self._note(lease)
         return Opened(lease, token)
 
-    def adopt(self, name: str, token: str, owner: Owner, *, ttl_s: float, keep_s: float) -> Lease:
-        """The lease of this name, with another id and owner. Raises `NotFound`, `PermissionDenied`."""
+    def next_row(self) -> int:
+        """The row of the lease or reservation that comes next. Raises `TooManyClients`."""
+        return self._records.next_row()
+
+    def proved(self, name: str, token: str) -> Lease:
+        """The lease of this name. Raises `NotFound`, and `PermissionDenied` unless that is its token."""
         lease = self.named(name)
         if not hmac.compare_digest(_digest(token), lease.record.digest):
             raise PermissionDenied(f"that is not the token of lease {shorten(name)}")
+        return lease
+
+    def adopt(self, lease: Lease, owner: Owner, *, ttl_s: float, keep_s: float) -> Lease:
+        """The same lease with another id and owner; what it was before has ended, and had no reservations."""
         record = replace(
             lease.record, lease_id=_new_id(), generation=lease.record.generation + 1, ttl_s=ttl_s, keep_s=keep_s,
             pid=owner.pid, born=owner.born, client_name=owner.client_name,
         )  # fmt: skip
-        self._records.change(lease.row, record)
-        del self._by_id[lease.lease_id]
-        lease.record, lease.state = record, "active"
-        self._note(lease)
-        return lease
+        adopted = Lease(lease.row, record, lease.blocks, last_grant=lease.last_grant)
+        with self._whole:
+            self._records.change(lease.row, record)
+            lease.state = "ended"
+            del self._by_id[lease.lease_id]
+            self._note(adopted)
+        return adopted
 
     def reserve(self, lease: Lease) -> Lease:
         """A reservation of the lease, which holds nothing yet. Raises `TooManyClients`."""
         record = LeaseRecord(
             lease_id=f"reservation-{secrets.token_hex(8)}", name="", tenant=lease.tenant, is_reservation=True
         )
-        child = Lease(self._records.add(record), record, [0] * self._num_groups, parent=lease)
-        lease.reservations[child.lease_id] = child
+        with self._whole:
+            child = Lease(self._records.add(record), record, [0] * self._num_groups, parent=lease)
+            lease.reservations[child.lease_id] = child
         return child
 
     def remove(self, lease: Lease) -> None:
-        """It holds nothing any more, and is no more."""
-        self._records.remove(lease.row)
-        if lease.parent is not None:
-            del lease.parent.reservations[lease.lease_id]
-            return
-        del self._by_id[lease.lease_id]
-        del self._by_name[lease.record.name]
+        """It has ended, without reservations. What it holds is to be given back."""
+        with self._whole:
+            self._records.remove(lease.row)
+            lease.state = "ended"
+            if lease.parent is not None:
+                del lease.parent.reservations[lease.lease_id]
+            else:
+                del self._by_id[lease.lease_id]
+                del self._by_name[lease.record.name]
 
     def expires_s(self, lease: Lease) -> float | None:
         """When it ends, by `time.monotonic()`, if by time."""
@@ -188,11 +227,24 @@ class LeaseBook:
     def expire_at(self, lease: Lease, when_s: float | None) -> None:
         self._records.expire_at(lease.row, when_s)
 
+    def fault(self) -> str | None:
+        """What cannot be, if anything."""
+        leases = list(self.with_reservations())
+        rows = {lease.row for lease in leases}
+        if len(rows) < len(leases) or rows != self._records.rows():
+            return f"leases are in rows {sorted(rows)[:8]}, not in {sorted(self._records.rows())[:8]}"
+        if any(self._records.read(lease.row) != lease.record for lease in leases):
+            return "a lease is not as it was noted"
+        if any(self._by_name.get(lease.record.name) is not lease for lease in self) or len(self._by_name) != len(self):
+            return "leases are not found by their names"
+        return None if self._records.num_unused + len(rows) == MAX_HOLDERS else "rows for leases are lost"
+
     # --- tenants ------------------------------------------------------------------------------------------------------
 
     def tenant(self, name: str) -> Tenant:
         """As it was set, or as all are that were not."""
-        return self._tenants.get(name) or Tenant(name=name)
+        found = self._tenants.get(name)
+        return Tenant(name=name) if found is None else found
 
     def tenants(self) -> list[Tenant]:
         """Those that were set, and those that have leases, by name."""
@@ -204,8 +256,9 @@ class LeaseBook:
         new = self._tenants | {tenant.name: tenant for tenant in tenants}
         if len(new) > MAX_TENANTS:
             raise SpecInvalid(f"{len(new)} tenants; a pool keeps settings of at most {MAX_TENANTS}")
-        self._records.set_tenants(new.values())
-        self._tenants = new
+        with self._whole:
+            self._records.set_tenants(new.values())
+            self._tenants = new
 
 
 def check_lease_name(name: str) -> None:

@@ -65,7 +65,7 @@ class LocalLease(BlockLease):
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            if self._lease.lease_id == self._id:  # else another has adopted it
+            if self._lease.state != "ended":  # else another has adopted it
                 self._pool.close_lease(self._lease)
 
     def _own(self) -> Lease:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kvpage.errors import SpecInvalid
 from kvpage.pages.arrays import state_bytes
 from kvpage.pages.geometry import Geometry
-from kvpage.pages.holdings import holdings_bytes
+from kvpage.pages.holding_arrays import holdings_bytes
 from kvpage.pages.lease_records import RECORDS_BYTES
 from kvpage.pages.prefix_index import index_bytes
 

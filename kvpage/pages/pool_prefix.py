@@ -44,6 +44,7 @@ class PoolPrefix:
     def __init__(self, plan: Plan, blocks: BlockPool, index: PrefixIndex) -> None:
         self._blocks = blocks
         self._cache: PrefixCache | None = None
+        self._before: PrefixCounts | None = None
         self.why_not = ""
         try:
             self._cache = PrefixCache(blocks, index, lifetimes_of(plan))
@@ -73,7 +74,9 @@ class PoolPrefix:
                 f"{len(content.ids)} blocks of group {group} are to be committed with {len(content.hashes)} hashes;"
                 " each block has one"
             )
-        cache.commit(group, [int(block) for block in content.ids], [_checked(one) for one in content.hashes])
+        if len(set(ids := [int(block) for block in content.ids])) < len(ids):
+            raise SpecInvalid(f"a block of group {group} is to be committed twice at once; it holds one content")
+        cache.commit(group, ids, [_checked(one) for one in content.hashes])
 
     def clear(self) -> None:
         """Forget everything: weights have changed."""
@@ -82,9 +85,16 @@ class PoolPrefix:
     def snapshot(self) -> Snapshot:
         return self.cache.snapshot()
 
+    def went_on(self, before: PrefixCounts | None) -> None:
+        """This takes the place of one that has counted so far."""
+        self._before = before
+
     @property
     def counts(self) -> PrefixCounts | None:
-        return None if self._cache is None else self._cache.counts
+        if self._cache is None or self._before is None:
+            return None if self._cache is None else self._cache.counts
+        now = self._cache.counts
+        return PrefixCounts(*map(sum, zip(self._before, now, strict=True)))._replace(blocks=now.blocks)
 
     def check(self) -> None:
         """Raises `InternalError`."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids
 
@@ -50,7 +48,3 @@ class Grant:
 
 
 NOTHING = Grant()
-
-
-def as_ids(ids: Ids) -> Ints:
-    return np.asarray(ids, np.int32)

@@ -41,20 +41,24 @@ class Usage:
         used, tenant = self._used_bytes, lease.record.tenant
         used[tenant] = used.get(tenant, 0) + change * self._block_bytes[group]
 
-    def check_quota(self, lease: Lease, taken: Mapping[int, int], given_back: Mapping[int, int]) -> None:
-        """Raises `QuotaExceeded` where the tenant may not take so many blocks, having given back so many, by group."""
+    def has_quota(self, lease: Lease) -> bool:
+        return self._book.tenant(lease.record.tenant).quota_bytes is not None
+
+    def check_quota(self, lease: Lease, changes: Mapping[int, int]) -> None:
+        """Raises `QuotaExceeded` where the tenant may not hold so many blocks more, by group. What is no more than
+        before is never refused: its quota may have become smaller."""
         quota_bytes = self._book.tenant(lease.tenant).quota_bytes
-        if quota_bytes is None or not any(taken.values()):
+        if quota_bytes is None:
             return
-        wanted, left = self.bytes_of(taken), self.used_bytes(lease.tenant) - self.bytes_of(given_back)
-        if wanted + left > quota_bytes:
+        wanted, used = self.bytes_of(changes), self.used_bytes(lease.tenant)
+        if wanted > 0 and used + wanted > quota_bytes:
             raise QuotaExceeded(
-                f"tenant {lease.tenant or '(default)'} would hold {wanted + left} bytes of blocks, its quota is"
+                f"tenant {lease.tenant or '(default)'} would hold {used + wanted} bytes of blocks, its quota is"
                 f" {quota_bytes}; free some, or raise the quota",
                 details={
                     "tenant": lease.tenant,
                     "wanted_bytes": wanted,
-                    "used_bytes": left,
+                    "used_bytes": used,
                     "quota_bytes": quota_bytes,
                 },
             )

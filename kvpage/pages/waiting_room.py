@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from kvpage.errors import KvpageError, OutOfBlocks
+from kvpage.errors import KvpageError, OutOfBlocks, StaleHandle
 from kvpage.pages.admission import Admission, Verdict
+from kvpage.pages.batches import whole_number
 from kvpage.pages.leased_pool import LeasedPool
 from kvpage.pages.leases import Lease, QuotaExceeded
 from kvpage.pages.steps import Counts
@@ -26,28 +28,38 @@ class Ticket:
     """One who waits."""
 
     lease: Lease
+    counts: Counts
     work: Work
     answer: Answer | None
     since_s: float
     shortage: OutOfBlocks | None = None
     """Why it was not served when it was tried last."""
     result: Any = None
+    is_waiting: bool = True
+    has_waited: bool = False
+    """It was not served at once."""
 
 
 @dataclass(slots=True)
 class WaitCounts:
-    """Of one tenant: since the pool was opened here."""
+    """Of one tenant: since the pool was opened here. Waited = served + given up + failed + those that wait now."""
 
     waited: int = 0
     """Requests that had to wait."""
     served: int = 0
     given_up: int = 0
+    failed: int = 0
+    """Those that were refused when their turn came, or whose lease has ended."""
     waited_s: float = 0.0
     """All of them together, those that wait now not counted."""
 
 
 class WaitingRoom:
-    """Everything that takes blocks goes through here, so that nobody overtakes those who wait. One thread at a time."""
+    """Everything that takes blocks goes through here, so that nobody overtakes those who wait. One thread at a time.
+
+    Answers are called when nothing is under way any more: they may do anything here. All are called, even if one
+    raises, which then goes on to whoever caused them to be called.
+    """
 
     def __init__(self, pool: LeasedPool, clock: Callable[[], float] = monotonic) -> None:
         self._pool, self._clock = pool, clock
@@ -70,12 +82,13 @@ class WaitingRoom:
         if not self._room.num_waiting() or not any(counts.values()):
             return work()
         ticket = self._enter(lease, counts, work, None)
-        self._pump()
-        is_left = self._room.remove(ticket)
-        if is_left:
-            self._pump()  # it may have stood before others that fit
-        self._tell()
-        if is_left:
+        try:
+            self._room.pump(self._try)
+        finally:
+            if self._room.remove(ticket):
+                self._room.pump(self._try)  # it may have stood before others that fit
+            self._tell()
+        if ticket.is_waiting:
             raise ticket.shortage or self._after_others()
         if isinstance(ticket.result, KvpageError):
             raise ticket.result
@@ -83,69 +96,104 @@ class WaitingRoom:
 
     def wait(self, lease: Lease, counts: Counts, work: Work, answer: Answer) -> Ticket | None:
         """Have `answer` called when `work` was done, now or later; None: it has been called. Raises `OutOfBlocks` for
-        what can never be done.
+        what can never be done, `SpecInvalid` for what are no counts of blocks; `answer` is not called then.
         """
         self._check_possible(lease, counts)
         ticket = self._enter(lease, counts, work, answer)
-        self._pump()
-        is_waiting = ticket in self._room
-        if is_waiting:
-            self._counts_of(lease).waited += 1
-        self._tell()
-        return ticket if is_waiting else None
+        try:
+            self._room.pump(self._try)
+        except BaseException:
+            self._room.remove(ticket)
+            raise
+        finally:
+            if ticket.is_waiting:
+                ticket.has_waited = True
+                self._counts_of(ticket).waited += 1
+            self._tell()
+        return ticket if ticket.is_waiting else None
 
     def give_up(self, ticket: Ticket) -> OutOfBlocks:
-        """It waits no more and `answer` is not called. Returns why it was not served."""
+        """It waits no more and `answer` is not called; if it was served in this moment, that stays done. Returns why it
+        was not served."""
+        ticket.answer = None
         if self._room.remove(ticket):
-            counts = self._counts_of(ticket.lease)
+            ticket.is_waiting = False
+            counts = self._counts_of(ticket)
             counts.given_up += 1
             counts.waited_s += self._clock() - ticket.since_s
             self.room_was_made()
         return ticket.shortage or self._after_others()
 
+    def drop(self, lease: Lease) -> None:
+        """The lease has ended: those who wait for it are told so, by `StaleHandle`, and others are served."""
+        for ticket in self._room:
+            if ticket.lease is lease:
+                self._room.remove(ticket)
+                error = StaleHandle(
+                    f"{lease.lease_id} was closed or adopted by another while it waited for blocks; open a lease",
+                    details={"lease_id": lease.lease_id},
+                )
+                self._finish(ticket, error)
+        try:
+            self._room.pump(self._try)
+        finally:
+            self._tell()
+
     def room_was_made(self) -> None:
         """Blocks were given back, or settings changed: serve those who wait, as far as there is room."""
         if self._room.num_waiting():
-            self._pump()
-            self._tell()
+            try:
+                self._room.pump(self._try)
+            finally:
+                self._tell()
 
     def _enter(self, lease: Lease, counts: Counts, work: Work, answer: Answer | None) -> Ticket:
-        ticket = Ticket(lease, work, answer, self._clock())
-        self._room.add(ticket, lease.tenant, self._pool.usage.bytes_of(counts))
+        ticket = Ticket(lease, counts, work, answer, self._clock())
+        self._room.add(ticket, lease.tenant, self._pool.usage.bytes_of(self._checked(counts)))
         return ticket
-
-    def _pump(self) -> None:
-        self._room.pump(self._try)
 
     def _try(self, ticket: Ticket) -> Verdict:
         try:
-            ticket.result = ticket.work()
-        except QuotaExceeded as error:
-            ticket.shortage = error
-            return Verdict.OVER_QUOTA
+            result = ticket.work()
         except OutOfBlocks as error:
-            ticket.shortage = error
-            return Verdict.SHORT
+            return self._short(ticket, error)
         except KvpageError as error:
-            ticket.result = error
-            self._finished.append(ticket)
+            self._finish(ticket, error)
             return Verdict.DROPPED
-        self._finished.append(ticket)
+        self._finish(ticket, result)
         return Verdict.SERVED
 
-    def _tell(self) -> None:
-        """Call those who were served; they may do anything here."""
-        finished, self._finished = self._finished, []
-        now_s = self._clock()
-        for ticket in finished:
-            if ticket.answer is not None:
-                counts = self._counts_of(ticket.lease)
-                counts.served += 1
-                counts.waited_s += now_s - ticket.since_s
-                ticket.answer(ticket.result)
+    def _short(self, ticket: Ticket, error: OutOfBlocks) -> Verdict:
+        ticket.shortage = error
+        try:
+            self._check_possible(ticket.lease, ticket.counts)
+        except OutOfBlocks as never:  # its tenant's quota has become smaller
+            self._finish(ticket, never)
+            return Verdict.DROPPED
+        return Verdict.OVER_QUOTA if isinstance(error, QuotaExceeded) else Verdict.SHORT
 
-    def _counts_of(self, lease: Lease) -> WaitCounts:
-        return self.counts.setdefault(lease.tenant, WaitCounts())
+    def _finish(self, ticket: Ticket, result: Any) -> None:
+        ticket.result, ticket.is_waiting = result, False
+        self._finished.append(ticket)
+
+    def _tell(self) -> None:
+        """Call those who are finished."""
+        finished, self._finished = self._finished, []
+        with ExitStack() as each:
+            for ticket in reversed(finished):
+                each.callback(self._tell_one, ticket)
+
+    def _tell_one(self, ticket: Ticket) -> None:
+        if ticket.has_waited:
+            counts = self._counts_of(ticket)
+            counts.failed += isinstance(ticket.result, KvpageError)
+            counts.served += not isinstance(ticket.result, KvpageError)
+            counts.waited_s += self._clock() - ticket.since_s
+        if ticket.answer is not None:
+            ticket.answer(ticket.result)
+
+    def _counts_of(self, ticket: Ticket) -> WaitCounts:
+        return self.counts.setdefault(ticket.lease.tenant, WaitCounts())
 
     def _after_others(self) -> OutOfBlocks:
         num_waiting = self._room.num_waiting()
@@ -154,10 +202,17 @@ class WaitingRoom:
             details={"num_waiting": num_waiting},
         )
 
+    def _checked(self, counts: Counts) -> Counts:
+        """Raises `SpecInvalid` for a group that is not there, or what is no number of blocks."""
+        for group, count in counts.items():
+            self._pool.blocks.counts(group)
+            whole_number(count, "the number of blocks")
+        return counts
+
     def _check_possible(self, lease: Lease, counts: Counts) -> None:
         """Raises `OutOfBlocks` for more than the pool has, or the tenant may ever hold."""
         geometry = self._pool.geometry
-        slabs = sum(-(-count // geometry.blocks_per_slab[group]) for group, count in counts.items())
+        slabs = sum(-(-count // geometry.blocks_per_slab[group]) for group, count in self._checked(counts).items())
         if slabs > geometry.num_slabs - 1:
             raise OutOfBlocks(
                 f"{sum(counts.values())} blocks need {slabs} slabs; the whole pool has {geometry.num_slabs - 1}: make a"
