@@ -312,6 +312,11 @@ class SocketLease(BlockLease):
         inspected = self._ask(body, leasing.BlocksInspected)
         return _unpacked(inspected.times), np.frombuffer(inspected.is_cached, np.uint8).astype(np.int32)
 
+    def find_contents(self, group: int, hashes: Sequence[bytes]) -> Ints:
+        """The block that holds each of these contents, 0 where there is none; holds nothing."""
+        body = leasing.FindContents(lease_id=self._opened.lease_id, group=group, hashes=b"".join(hashes))
+        return _unpacked(self._ask(body, leasing.ContentsFound).ids)
+
     def find_prefix(self, hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> FoundPrefix:
         body = leasing.FindPrefix(
             lease_id=self._opened.lease_id, hashes=[b"".join(some) for some in hashes], at_most_tokens=at_most_tokens

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvpage.errors import NotFound, StaleHandle
+from kvpage.pages.arrays import Ints
+from kvpage.pages.batches import Ids
 from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation
 from kvpage.pages.leased_pool import HeldBlocks, LeasedPool
 from kvpage.pages.leases import Lease
@@ -78,6 +82,15 @@ class LocalLease(BlockLease):
 
     def reserve(self, counts: Counts, *, wait_s: float = 0.0, ttl_s: float = 60.0) -> LocalReservation:
         return LocalReservation(self._pool, reserve(self._pool, self._own(), counts), self)
+
+    def inspect(self, group: int, ids: Ids) -> tuple[Ints, Ints]:
+        """How often each block is held, by all leases together, and whether (1, 0) others find its content."""
+        is_cached = [self._pool.index.hash_of(group, int(block)) is not None for block in ids]
+        return self._pool.blocks.times_held(group, ids), np.array(is_cached, np.int32)
+
+    def find_contents(self, group: int, hashes: Sequence[bytes]) -> Ints:
+        """The block that holds each of these contents, 0 where there is none; holds nothing."""
+        return np.array(self._pool.index.blocks_of(group, hashes), np.int32)
 
     def find_prefix(self, hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> FoundPrefix:
         prefix = self._pool.prefix

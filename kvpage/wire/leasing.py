@@ -158,6 +158,14 @@ class InspectBlocks(Body, frozen=True, kw_only=True):
     ids: Ids
 
 
+class FindContents(Body, frozen=True, kw_only=True):
+    """Which blocks hold these contents; none of them is held by this."""
+
+    lease_id: LeaseId
+    group: Group
+    hashes: Hashes
+
+
 class DescribeBlocks(Body, frozen=True, kw_only=True):
     pool_id: PoolId
 
@@ -273,6 +281,11 @@ class BlocksInspected(Body, frozen=True, kw_only=True):
     """How often each is held, by all leases together, u32 little-endian."""
     is_cached: bytes
     """A byte each: 1 where others find its content."""
+
+
+class ContentsFound(Body, frozen=True, kw_only=True):
+    ids: Ids
+    """A block for each hash; 0 where there is none."""
 
 
 class GroupBlocks(Value, frozen=True, kw_only=True):
@@ -411,6 +424,7 @@ RequestBody: TypeAlias = (
     | DescribeLease
     | ListHeld
     | InspectBlocks
+    | FindContents
     | DescribeBlocks
     | SetTenants
     | ReadEvents
@@ -428,6 +442,7 @@ ReplyBody: TypeAlias = (
     | ReservationEnded
     | HeldList
     | BlocksInspected
+    | ContentsFound
     | BlocksState
     | LeaseDescribed
     | TenantsSet

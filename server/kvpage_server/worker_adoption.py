@@ -34,6 +34,7 @@ _ABOUT_POOLS = (
     leasing.DescribeLease,
     leasing.ListHeld,
     leasing.InspectBlocks,
+    leasing.FindContents,
     leasing.DescribeBlocks,
     leasing.SetTenants,
     leasing.ReadEvents,

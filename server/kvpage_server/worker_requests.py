@@ -111,6 +111,7 @@ class Requests:
             leasing.DescribeLease: steps.describe,
             leasing.ListHeld: steps.list_held,
             leasing.InspectBlocks: steps.inspect,
+            leasing.FindContents: steps.find_contents,
             leasing.OpenLease: self._open_lease,
             leasing.AdoptLease: self._adopt_lease,
             leasing.RenewLease: leases.renew,

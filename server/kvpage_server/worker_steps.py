@@ -183,3 +183,12 @@ class Steps:
         times = packed(pool.blocks.times_held(body.group, ids))
         is_cached = bytes(pool.index.hash_of(body.group, block) is not None for block in ids.tolist())
         connection.reply(request_id, leasing.BlocksInspected(times=times, is_cached=is_cached))
+
+    def find_contents(self, connection: Connection, request_id: int, body: leasing.FindContents) -> None:
+        from kvpage_server.worker_blocks import hashes_of
+
+        pool = self._leases.table.get(body.lease_id, connection).blocks.pool
+        pool.blocks.counts(body.group)
+        found = pool.index.blocks_of(body.group, hashes_of(body.hashes))
+        ids = b"".join(block.to_bytes(4, "little") for block in found)
+        connection.reply(request_id, leasing.ContentsFound(ids=ids))
