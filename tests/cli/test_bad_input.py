@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.test_commands import COMMAND, run
 from support.api_service import ApiService
+from support.command_line import COMMAND, run, run_here
 from support.plan_requests import small_request
 
 NOWHERE = "http://127.0.0.1:1"
@@ -93,14 +93,14 @@ def _holding(content: bytes) -> Callable[[Path], Path]:
 )
 def test_a_token_file_that_holds_no_token(tmp_path: Path, token: Callable[[Path], Path]) -> None:
     path = token(tmp_path)
-    done = run("pools", "list", "--url", NOWHERE, "--token-file", str(path))
+    done = run_here("pools", "list", "--url", NOWHERE, "--token-file", str(path))
     assert done.returncode == 2
     assert only_line(done).startswith(f"error spec-invalid: the token file {path} ")
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://", "http://:80", "http://a:99999", "http://a:b", "ftp://a", ""])
 def test_a_url_that_is_none(url: str) -> None:
-    done = run("pools", "list", "--url", url)
+    done = run_here("pools", "list", "--url", url)
     assert done.returncode == 2
     assert only_line(done).startswith("error spec-invalid: url ")
 
@@ -120,7 +120,7 @@ def test_a_name_that_is_no_text(tmp_path: Path, command: str) -> None:
 
 def test_each_fault_is_printed_once() -> None:
     request = small_request(strategy=7, num_blocks=0)
-    done = run("plan", "-", stdin=json.dumps(request))
+    done = run_here("plan", "-", stdin=json.dumps(request))
     assert done.stderr.count("/strategy") == 1
     assert done.stderr.count("/num_blocks") == 1
 

@@ -1,11 +1,9 @@
-"""The command line, as programs of their own: what is printed, where, and the exit status."""
+"""The command line: what is printed, where, and the exit status."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,21 +12,29 @@ import yaml
 
 import kvpage
 from support.api_service import ApiService
+from support.command_line import COMMAND, run, run_here
 from support.plan_requests import small_request
 
-COMMAND = [sys.executable, "-c", "from kvpage.cli import main; main()"]
+REQUEST = json.dumps(small_request())
 
 
-def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=os.environ | {"COLUMNS": "160"} | environment,
-    )
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [
+        (("plan", "-"), REQUEST),
+        (("plan", "-", "--compare"), REQUEST),
+        (("plan", "-", "--json"), REQUEST),
+        (("plan", "-"), "{"),
+        (("plan", "-"), json.dumps(small_request(memory_bytes=1))),
+        (("plan",), ""),
+        (("pools", "list", "--run-dir", "/nonexistent"), ""),
+    ],
+)
+def test_a_command_does_the_same_in_this_process(arguments: tuple[str, ...], stdin: str) -> None:
+    """Otherwise the tests that save the start of a program would show nothing."""
+    program, here = run(*arguments, stdin=stdin), run_here(*arguments, stdin=stdin)
+    assert (here.returncode, here.stdout, here.stderr) == (program.returncode, program.stdout, program.stderr)
+    assert here.stdout or here.stderr
 
 
 @pytest.fixture
@@ -53,17 +59,17 @@ def test_plan_prints_a_row_for_like_layers_and_the_totals(request_file: str) -> 
 
 def test_reasons_are_printed_whole_however_narrow_the_terminal(request_file: str) -> None:
     reason = kvpage.plan(small_request()).layers["draft.0"].reason
-    narrow = run("plan", request_file, COLUMNS="60")
+    narrow = run_here("plan", request_file, COLUMNS="60")
     assert f"draft.0 … draft.4: {reason}" in narrow.stdout
 
 
 def test_all_prints_every_layer(request_file: str) -> None:
-    done = run("plan", request_file, "--all")
+    done = run_here("plan", request_file, "--all")
     assert sum(line.split()[:1] in ([f"target.{i}"] for i in range(10)) for line in done.stdout.splitlines()) == 10
 
 
 def test_json_is_the_plan(request_file: str) -> None:
-    done = run("plan", request_file, "--json")
+    done = run_here("plan", request_file, "--json")
     assert kvpage.Plan.from_json(done.stdout.encode()) == kvpage.plan(small_request())
 
 
@@ -78,7 +84,7 @@ def test_without_a_strategy_a_person_gets_the_best_there_is() -> None:
     request = small_request()
     auto = kvpage.plan(request | {"strategy": "auto"})
     del request["strategy"]
-    done = run("plan", "-", "--json", stdin=json.dumps(request))
+    done = run_here("plan", "-", "--json", stdin=json.dumps(request))
     assert kvpage.Plan.from_json(done.stdout.encode()) == auto
 
 
@@ -87,7 +93,7 @@ def test_a_plan_says_how_it_was_chosen() -> None:
     del request["strategy"]
     plan = kvpage.plan(request | {"strategy": "auto"})
     assert plan.efficiency is not None
-    printed = run("plan", "-", stdin=json.dumps(request)).stdout
+    printed = run_here("plan", "-", stdin=json.dumps(request)).stdout
     assert f"{plan.efficiency.held_over_live - 1:.2%} more than it needs" in printed
     assert "requests of 100, 200-300 tokens" in printed
     assert len(plan.rejected) == 2
@@ -116,7 +122,7 @@ def test_a_plan_says_how_it_was_chosen() -> None:
     ids=lambda value: value[:24] if isinstance(value, str) else None,
 )
 def test_bad_input_is_one_clear_error(text: str, code: str, status: int) -> None:
-    done = run("plan", "-", stdin=text)
+    done = run_here("plan", "-", stdin=text)
     assert done.returncode == status
     assert done.stderr.startswith(f"error {code}: ")
     assert "Traceback" not in done.stderr
@@ -183,9 +189,9 @@ def test_a_pool_is_made_from_the_rank_that_is_named(service: ApiService, tmp_pat
     path = tmp_path / "ranks.json"
     path.write_text(json.dumps(request))
     where = ("--run-dir", str(service.run_directory.path))
-    created = run("pools", "create", str(path), "--name", "draft", "--rank", "1", "--json", *where)
+    created = run_here("pools", "create", str(path), "--name", "draft", "--rank", "1", "--json", *where)
     assert json.loads(created.stdout)["plan_id"] == kvpage.plan_ranks(request).ranks[1].plan_id
-    refused = run("pools", "create", str(path), "--name", "draft", *where)
+    refused = run_here("pools", "create", str(path), "--name", "draft", *where)
     assert refused.returncode == 2
     assert "the request has 2 ranks, and a pool is of one" in refused.stderr
 
@@ -194,34 +200,34 @@ def test_names_are_printed_as_they_are(service: ApiService, request_file: str) -
     """Brackets in a name are no instruction to the terminal."""
     where = ("--run-dir", str(service.run_directory.path))
     name = "[red]pool[/red]"
-    assert run("pools", "create", request_file, "--name", name, *where).returncode == 0
-    assert f"{name} (" in run("pools", "show", name, *where).stdout
-    assert name in run("pools", "list", *where).stdout
-    assert f"deleted {name}" in run("pools", "delete", name, *where).stderr
+    assert run_here("pools", "create", request_file, "--name", name, *where).returncode == 0
+    assert f"{name} (" in run_here("pools", "show", name, *where).stdout
+    assert name in run_here("pools", "list", *where).stdout
+    assert f"deleted {name}" in run_here("pools", "delete", name, *where).stderr
 
 
 def test_a_name_may_look_like_an_id(service: ApiService, request_file: str) -> None:
     where = ("--run-dir", str(service.run_directory.path))
     name = "pool-0123456789abcdef"
-    assert run("pools", "create", request_file, "--name", name, *where).returncode == 0
-    assert f"pool       {name} (" in run("pools", "show", name, *where).stdout
+    assert run_here("pools", "create", request_file, "--name", name, *where).returncode == 0
+    assert f"pool       {name} (" in run_here("pools", "show", name, *where).stdout
 
 
 def test_without_a_service_the_error_says_how_to_start_one(run_dir: Path) -> None:
-    done = run("pools", "list", "--run-dir", str(run_dir))
+    done = run_here("pools", "list", "--run-dir", str(run_dir))
     assert done.returncode == 1
     assert "kvpage serve" in done.stderr
 
 
 def test_a_strategy_named_on_the_command_line_is_taken() -> None:
     request = small_request(strategy="unify")
-    done = run("plan", "-", "--strategy", "auto", "--allocator", "slabs", "--json", stdin=json.dumps(request))
+    done = run_here("plan", "-", "--strategy", "auto", "--allocator", "slabs", "--json", stdin=json.dumps(request))
     assert kvpage.Plan.from_json(done.stdout.encode()) == kvpage.plan(
         request | {"strategy": "auto", "allocator": "slabs"}
     )
 
 
 def test_a_strategy_that_does_not_exist_is_refused() -> None:
-    done = run("plan", "-", "--strategy", "best", stdin=json.dumps(small_request()))
+    done = run_here("plan", "-", "--strategy", "best", stdin=json.dumps(small_request()))
     assert done.returncode == 2
     assert "/strategy" in done.stderr

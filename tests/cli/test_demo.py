@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 import kvpage
-from cli.test_commands import COMMAND, run
 from kvpage.cli.demo_models import hybrid, target_and_draft
 from kvpage.cli.demo_pattern import UNTOUCHED, check_pool, owned_blocks, write_pool
 from support.api_service import ApiService
+from support.command_line import COMMAND, run
+from support.leaks import leak_guard
 
 
 def test_the_demo_plans_shares_and_checks_two_models() -> None:
@@ -66,13 +68,15 @@ def test_the_search_for_processes_finds_them(tmp_path: Path) -> None:
         child.communicate(b"\n")
 
 
-@pytest.fixture(params=[target_and_draft, hybrid], ids=["3:2", "hybrid"])
-def pool(request: pytest.FixtureRequest, no_leaks: None, run_dir: Path) -> Iterator[kvpage.Attachment]:
-    with ApiService(run_dir) as service, service.client() as client:
-        client.create_pool(request.param(80 << 20), name="demo")
-        with kvpage.attach("demo", run_dir=str(run_dir)) as kv:
-            write_pool(kv)
-            yield kv
+@pytest.fixture(scope="module", params=[target_and_draft(24 << 20), hybrid(80 << 20)], ids=["3:2", "hybrid"])
+def pool(request: pytest.FixtureRequest) -> Iterator[kvpage.Attachment]:
+    """Written once; whoever changes a byte puts it back."""
+    with leak_guard(), tempfile.TemporaryDirectory(prefix="kvp-") as folder:
+        with ApiService(Path(folder)) as service, service.client() as client:
+            client.create_pool(request.param, name="demo")
+            with kvpage.attach("demo", run_dir=folder) as kv:
+                write_pool(kv)
+                yield kv
 
 
 def test_every_byte_is_counted_once(pool: kvpage.Attachment) -> None:

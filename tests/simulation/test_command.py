@@ -1,4 +1,4 @@
-"""`kvpage simulate`, as a program of its own."""
+"""`kvpage simulate`: its tables, its options, and the document that has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 
 import simulation_tables
-from cli.test_commands import run
 from kvpage.cli.simulate_layouts import POSSIBLE
 from kvpage.errors import SpecInvalid
 from kvpage.request import PlanRequest
@@ -18,6 +17,7 @@ from kvpage.simulation.streams import SHORT
 from models.public_configs import config
 from planner import build
 from simulated.models import MODELS
+from support.command_line import run, run_here
 
 LAYERS = [build.full("full.{i}", count=10, size=192), build.sliding("window.{i}", count=5)]
 PADS = {"layers": LAYERS, "memory_bytes": 1 << 28, "strategy": "unify"}
@@ -31,7 +31,7 @@ def request_file(tmp_path: Path) -> str:
 
 
 def simulated(*arguments: str) -> dict[str, Any]:
-    done = run("simulate", *arguments, "--json")
+    done = run_here("simulate", *arguments, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -77,7 +77,7 @@ def test_conversations_have_a_row_for_each_policy(request_file: str) -> None:
         ("nested", "older_of_block_and_slab"),
     ]
     assert all(0 <= row["found_share"] <= 1 and row["pinned_share"] <= 1 for row in rows)
-    done = run("simulate", request_file, *options, "--strategies", "nested", COLUMNS="80")
+    done = run_here("simulate", request_file, *options, "--strategies", "nested", COLUMNS="80")
     assert "10 conversations at once, 3-10 turns each" in done.stdout
     assert "…" not in done.stdout
 
@@ -89,13 +89,13 @@ def test_a_strategy_without_a_plan_is_named_and_the_others_go_on(tmp_path: Path)
     found = simulated(str(path), "--strategies", "unify,slab", "--steps", "20")
     assert [row["name"] for row in found["rows"]] == ["slab"]
     assert "cannot be padded" in found["refused"]["unify"]
-    shown = run("simulate", str(path), "--strategies", "unify,slab", "--steps", "20")
+    shown = run_here("simulate", str(path), "--strategies", "unify,slab", "--steps", "20")
     assert "unify has no layout" in shown.stdout
 
 
 def test_a_model_is_planned_from_its_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config("qwen3-next-80b-a3b")))
-    done = run("simulate", "--model", str(tmp_path), "--memory", "8GiB", "--steps", "20", "--runs", "1")
+    done = run_here("simulate", "--model", str(tmp_path), "--memory", "8GiB", "--steps", "20", "--runs", "1")
     assert done.returncode == 0, done.stderr
     assert "nested" in done.stdout
 
@@ -119,7 +119,7 @@ def test_a_model_is_planned_from_its_config(tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_are_one_line(request_file: str, options: list[str], said: str) -> None:
-    done = run("simulate", request_file, *options)
+    done = run_here("simulate", request_file, *options)
     assert done.returncode != 0
     assert done.stdout == ""
     assert said in done.stderr
@@ -130,7 +130,7 @@ def test_bad_options_are_one_line(request_file: str, options: list[str], said: s
 def test_a_request_that_cannot_be_compared_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "request.json"
     path.write_text(text)
-    done = run("simulate", str(path))
+    done = run_here("simulate", str(path))
     assert done.returncode == 2
     assert said in done.stderr
 
