@@ -106,17 +106,23 @@ class Metrics:
             return await asyncio.to_thread(self._written, readings)
 
     def _written(self, readings: Sequence[DeviceReading]) -> bytes:
-        registry = CollectorRegistry()
-        registry.register(_Read(list(self._state.families(readings))))
-        return generate_latest(registry) + generate_latest(self._service.registry)
+        return as_text(self._state.families(readings)) + generate_latest(self._service.registry)
 
 
-class _Read(Collector):
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+class _Once(Collector):
+    """Metrics that were made to be written once."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
 
     def collect(self) -> list[Metric]:
         return self._families
+
+
+def as_text(families: Iterable[Metric]) -> bytes:
+    registry = CollectorRegistry()
+    registry.register(_Once(families))
+    return generate_latest(registry)
 
 
 def _route_of(scope: Scope, status: int) -> str:

@@ -130,8 +130,9 @@ def _add_pool(samples: Samples, pool: PoolState, labels: tuple[str, str]) -> Non
 def _add_blocks(samples: Samples, blocks: BlocksState, labels: tuple[str, str]) -> None:
     for number, group in enumerate(blocks.groups):
         _add_group(samples, group, (*labels, str(number)))
-    used = blocks.num_slabs - blocks.free_slabs - blocks.idle_slabs
-    for state, count in (("used", used), ("idle", blocks.idle_slabs), ("free", blocks.free_slabs)):
+    owned, free, idle = sum(group.slabs for group in blocks.groups), blocks.free_slabs, blocks.idle_slabs
+    null = blocks.num_slabs - owned - free
+    for state, count in (("used", owned - idle), ("idle", idle), ("free", free), ("null", null)):
         samples.add("kvpage_slabs", count, *labels, state)
         samples.add("kvpage_slab_bytes", count * blocks.slab_bytes, *labels, state)
     for name in get_args(LeaseStateName):
