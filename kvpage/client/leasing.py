@@ -27,7 +27,7 @@ from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids, block_ids, whole_number
 from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation
 from kvpage.pages.leased_pool import HeldBlocks
-from kvpage.pages.steps import Counts, Grant, Step
+from kvpage.pages.steps import Content, Counts, Grant, Step
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import leasing, messages
 from kvpage.wire.plain_client import PlainClient
@@ -156,7 +156,7 @@ class SocketLease(BlockLease):
         super().__init__(clear)
         self._door, self._client = door, client
         self._asked, self._opened, self._token = asked, opened, token
-        self._pid = os.getpid()
+        self._pid, self._era = os.getpid(), 0
 
     def __repr__(self) -> str:
         return f"<SocketLease {self.name} of {self._opened.pool_id}, {'closed' if self.closed else 'open'}>"
@@ -182,6 +182,11 @@ class SocketLease(BlockLease):
     def clears_on_reuse(self) -> Sequence[bool]:
         """By group: whether its blocks are to be cleared each time they are used anew."""
         return self._opened.clears_on_reuse
+
+    @property
+    def era(self) -> int:
+        """How often everything cached had been forgotten when a prefix was looked for last."""
+        return self._era
 
     @property
     def num_blocks(self) -> Sequence[int]:
@@ -282,7 +287,9 @@ class SocketLease(BlockLease):
             lease_id=self._opened.lease_id,
             key=step.key or self.new_key(),
             commit={
-                group: leasing.ComputedBlocks(ids=_packed(content.ids), hashes=b"".join(content.hashes))
+                group: leasing.ComputedBlocks(
+                    ids=_packed(content.ids), hashes=b"".join(content.hashes), era=content.era
+                )
                 for group, content in step.commit.items()
             },
             retain={group: _packed(ids) for group, ids in step.retain.items()},
@@ -322,6 +329,7 @@ class SocketLease(BlockLease):
             lease_id=self._opened.lease_id, hashes=[b"".join(some) for some in hashes], at_most_tokens=at_most_tokens
         )
         found = self._ask(body, leasing.PrefixFound)
+        self._era = found.era
         return FoundPrefix(found.num_tokens, tuple(map(_unpacked, found.ids)), tuple(found.num_revived))
 
     def take_prefix(self, hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> FoundPrefix:
@@ -332,6 +340,7 @@ class SocketLease(BlockLease):
             at_most_tokens=at_most_tokens,
         )
         taken = self._ask(body, leasing.PrefixTaken)
+        self._era = taken.era
         return FoundPrefix(taken.num_tokens, tuple(map(_unpacked, taken.ids)))
 
     def reserve(self, counts: Counts, *, wait_s: float = 0.0, ttl_s: float = 60.0) -> SocketReservation:
@@ -373,6 +382,10 @@ class SocketReservation(Reservation):
 def _packed(ids: Ids) -> bytes:
     """Raises `SpecInvalid` for what can be no block ids."""
     return block_ids(ids, _MOST_IDS).astype("<u4").tobytes()
+
+
+def _computed(content: Content) -> leasing.ComputedBlocks:
+    return leasing.ComputedBlocks(ids=_packed(content.ids), hashes=b"".join(content.hashes), era=content.era)
 
 
 def _unpacked(data: bytes) -> Ints:

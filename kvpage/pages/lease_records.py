@@ -2,7 +2,7 @@
 
 Layout, native byte order:
 
-    magic     int64[8]             which content this is; the rest zeros
+    magic     int64[8]             which content this is; how often all cached content was forgotten; zeros
     rows      int64[rows, 2]       0: unused, 1 or 2: the text of which half counts; until when it is kept, in
                                    milliseconds of CLOCK_MONOTONIC, 0: not by time
     halves    byte[rows, 2, 1024] u16 length, and a `LeaseRecord` in msgpack
@@ -72,7 +72,7 @@ class LeaseRecords:
         if view.nbytes != RECORDS_BYTES or view.readonly:
             raise SpecInvalid(f"leases need a writable buffer of {RECORDS_BYTES} bytes; this one has {view.nbytes}")
         self._view = view
-        self._magic = view[:8].cast("q")
+        self._magic = view[:_HEADER_BYTES].cast("q")
         self._rows = view[_HEADER_BYTES:_HALVES_AT].cast("q")
         self._settings = view[_SETTINGS_AT : _SETTINGS_AT + 8].cast("q")
         if self._magic[0] not in (0, MAGIC):
@@ -145,6 +145,14 @@ class LeaseRecords:
 
     def expire_at(self, row: int, when_s: float | None) -> None:
         self._rows[2 * row + 1] = 0 if when_s is None else max(1, int(when_s * 1000))
+
+    @property
+    def era(self) -> int:
+        """How often all cached content was forgotten."""
+        return self._magic[1]
+
+    def begin_era(self) -> None:
+        self._magic[1] += 1
 
     def tenants(self) -> list[Tenant]:
         """Those that were ever set. Raises `Conflict` for what cannot be read."""

@@ -67,7 +67,7 @@ class LeasedState:
             on_evict=self.index.evicted,
             times_held=None if is_new else self.holdings.times_held,
         )
-        self.prefix = PoolPrefix(self.plan, self.blocks, self.index)
+        self.prefix = PoolPrefix(self.plan, self.blocks, self.index, self.book)
         if not is_new:
             counts = self.holdings.count_blocks(len(self.block_bytes))
             self.usage.recount((lease, counts[lease.row].tolist()) for lease in self.book.with_reservations())

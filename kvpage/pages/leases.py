@@ -239,6 +239,14 @@ class LeaseBook:
             return "leases are not found by their names"
         return None if self._records.num_unused + len(rows) == MAX_HOLDERS else "rows for leases are lost"
 
+    @property
+    def era(self) -> int:
+        """How often all cached content was forgotten: what was computed in another era is of no use in this one."""
+        return self._records.era
+
+    def begin_era(self) -> None:
+        self._records.begin_era()
+
     # --- tenants ------------------------------------------------------------------------------------------------------
 
     def tenant(self, name: str) -> Tenant:

@@ -63,6 +63,11 @@ class LocalLease(BlockLease):
         return self._pool.book.tenant(self._lease.tenant).salt
 
     @property
+    def era(self) -> int:
+        """How often everything cached was forgotten."""
+        return self._pool.book.era
+
+    @property
     def closed(self) -> bool:
         return self._is_closed
 

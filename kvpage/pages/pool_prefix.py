@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvpage.errors import KvpageError, NotSupported, SpecInvalid, shorten
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.hashing import HASH_BYTES
+from kvpage.pages.leases import LeaseBook
 from kvpage.pages.lifetimes import Lifetime, lifetimes_of
 from kvpage.pages.prefix import Match, PrefixCache, PrefixCounts
 from kvpage.pages.prefix_index import PrefixIndex, Snapshot
@@ -41,8 +42,8 @@ def _checked(content: bytes) -> bytes:
 
 
 class PoolPrefix:
-    def __init__(self, plan: Plan, blocks: BlockPool, index: PrefixIndex) -> None:
-        self._blocks = blocks
+    def __init__(self, plan: Plan, blocks: BlockPool, index: PrefixIndex, book: LeaseBook) -> None:
+        self._blocks, self._book = blocks, book
         self._cache: PrefixCache | None = None
         self._before: PrefixCounts | None = None
         self.why_not = ""
@@ -69,6 +70,8 @@ class PoolPrefix:
     def commit(self, group: int, content: Content) -> None:
         """Raises `SpecInvalid` where blocks and hashes are not as many, and as `PrefixCache.commit` does."""
         cache = self.cache
+        if content.era not in (None, self._book.era):
+            return
         if len(content.ids) != len(content.hashes):
             raise SpecInvalid(
                 f"{len(content.ids)} blocks of group {group} are to be committed with {len(content.hashes)} hashes;"
@@ -80,7 +83,9 @@ class PoolPrefix:
 
     def clear(self) -> None:
         """Forget everything: weights have changed."""
-        self.cache.clear()
+        cache = self.cache
+        self._book.begin_era()
+        cache.clear()
 
     def snapshot(self) -> Snapshot:
         return self.cache.snapshot()

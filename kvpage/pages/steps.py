@@ -18,6 +18,8 @@ class Content(NamedTuple):
 
     ids: Ids
     hashes: Sequence[bytes]
+    era: int | None = None
+    """That in which they were computed: nothing is kept of another than the pool's. None: of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

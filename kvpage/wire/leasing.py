@@ -80,6 +80,8 @@ class ComputedBlocks(Value, frozen=True, kw_only=True):
     ids: Ids
     hashes: Hashes
     """One for each block."""
+    era: Id | None = None
+    """That of the prefix that they go on from: what was computed before everything was forgotten is not kept."""
 
 
 class TakeStep(Body, frozen=True, kw_only=True):
@@ -248,12 +250,15 @@ class Granted(Body, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PrefixTaken(Body, frozen=True, kw_only=True):
+    era: Id
+    """How often everything cached was forgotten."""
     num_tokens: Count
     ids: list[Ids]
     """By group: the blocks of the prefix that are needed, the last one ending with it."""
 
 
 class PrefixFound(Body, frozen=True, kw_only=True):
+    era: Id
     num_tokens: Count
     ids: list[Ids]
     num_revived: list[Count]

@@ -50,7 +50,7 @@ def block_state_bytes(plan: Plan) -> int:
 
 def step_of(body: leasing.TakeStep) -> Step:
     """Raises `SpecInvalid` for what are no ids or hashes."""
-    commit = {group: Content(ids_of(some.ids), hashes_of(some.hashes)) for group, some in body.commit.items()}
+    commit = {group: Content(ids_of(some.ids), hashes_of(some.hashes), some.era) for group, some in body.commit.items()}
     retain = {group: ids_of(ids) for group, ids in body.retain.items()}
     free = {group: ids_of(ids) for group, ids in body.free.items()}
     return Step(

@@ -90,7 +90,9 @@ class Steps:
         served = self._leases.table.get(body.lease_id, connection)
         hashes = [hashes_of(some) for some in body.hashes]
         match = served.blocks.pool.take_prefix(served.lease, hashes, body.at_most_tokens, body.key)
-        reply = leasing.PrefixTaken(num_tokens=match.num_tokens, ids=[packed(ids) for ids in match.blocks])
+        reply = leasing.PrefixTaken(
+            era=served.blocks.pool.book.era, num_tokens=match.num_tokens, ids=[packed(ids) for ids in match.blocks]
+        )
         connection.reply(request_id, reply)
 
     def find_prefix(self, connection: Connection, request_id: int, body: leasing.FindPrefix) -> None:
@@ -100,6 +102,7 @@ class Steps:
         prefix = served.blocks.pool.prefix
         match = prefix.find([hashes_of(some) for some in body.hashes], body.at_most_tokens)
         reply = leasing.PrefixFound(
+            era=served.blocks.pool.book.era,
             num_tokens=match.num_tokens,
             ids=[packed(ids) for ids in match.blocks],
             num_revived=list(prefix.cache.num_revived(match)),
