@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +16,14 @@ from kvpage.cli.compare import Comparison, Refusal, Result
 from kvpage.errors import CannotUnify, SpecInvalid
 from planner import build
 from support.checkout import ROOT
+from support.command_line import run_here
 from support.plan_requests import small_request
 
-COMMAND = [sys.executable, "-c", "from kvpage.cli import main; main()"]
 WORKLOAD = [{"tokens": 100, "weight": 3}, {"min_tokens": 10, "max_tokens": 250, "weight": 1.5}]
 
 
 def run(*arguments: str, stdin: object = None, columns: int = 200) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], input=json.dumps(stdin), capture_output=True, text=True, check=False, timeout=120,
-        env=os.environ | {"COLUMNS": str(columns)},
-    )  # fmt: skip
+    return run_here(*arguments, stdin=json.dumps(stdin), COLUMNS=str(columns))
 
 
 def hybrid() -> dict[str, Any]:

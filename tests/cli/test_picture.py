@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import kvpage
 from kvpage.drawing.picture import layout_svg
+from support.command_line import run_here
 from support.plan_requests import small_request
-
-COMMAND = [sys.executable, "-c", "from kvpage.cli import main; main()"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    stdin = json.dumps(small_request())
-    return subprocess.run(
-        [*COMMAND, "plan", "-", *arguments], input=stdin, capture_output=True, text=True, check=False, timeout=120
-    )
+    return run_here("plan", "-", *arguments, stdin=json.dumps(small_request()))
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,9 @@ import pytest
 
 import kvpage
 from kvpage.ranked_plan import RankedPlan
+from support.command_line import run_here
 from support.plan_requests import MEMORY_BYTES, small_request
 
-COMMAND = [sys.executable, "-c", "from kvpage.cli import main; main()", "plan"]
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8,
     "num_key_value_heads": 4, "torch_dtype": "bfloat16", "max_position_embeddings": 512,
@@ -23,10 +21,7 @@ CONFIG = {
 
 
 def run(*arguments: str, stdin: object = None, columns: int = 80) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], input=json.dumps(stdin), capture_output=True, text=True, check=False, timeout=120,
-        env=os.environ | {"COLUMNS": str(columns)},
-    )  # fmt: skip
+    return run_here("plan", *arguments, stdin=json.dumps(stdin), COLUMNS=str(columns))
 
 
 def rows(output: str) -> dict[str, list[str]]:

@@ -1,11 +1,9 @@
-"""`kvpage plan --model`: from a config on disk to a plan, as a program of its own."""
+"""`kvpage plan --model`: from a config on disk to a plan."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,19 +11,11 @@ import pytest
 import kvpage
 from kvpage.cli.files import DEFAULT_STRATEGY
 from models.public_configs import config
-
-COMMAND = [sys.executable, "-c", "from kvpage.cli import main; main()", "plan"]
+from support.command_line import run_here
 
 
 def run(*arguments: str | Path, columns: int = 160) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=os.environ | {"COLUMNS": str(columns)},
-    )
+    return run_here("plan", *map(str, arguments), COLUMNS=str(columns))
 
 
 @pytest.fixture
