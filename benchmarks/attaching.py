@@ -36,8 +36,8 @@ def main() -> None:
     plan = kvpage.plan(request())
     padded = [layer.name for layer in plan.layers.values() if layer.decision == "pad"]
     assert len(padded) == 64, len(padded)
-    with tempfile.TemporaryDirectory(prefix="kvpage-bench-") as folder, _worker(folder):
-        _create(folder, plan)
+    with tempfile.TemporaryDirectory(prefix="kvpage-bench-") as folder, worker(folder):
+        create(folder, plan)
         with kvpage.connect(run_dir=folder) as connection, _bare_exchange() as exchange:
 
             def attach() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 @contextmanager
-def _worker(folder: str) -> Iterator[None]:
+def worker(folder: str) -> Iterator[None]:
     ready, told = os.pipe()
     command = [sys.executable, "-m", "kvpage_server", "worker", "--device", "host", "--run-dir", folder]
     process = subprocess.Popen([*command, "--ready-fd", str(told)], pass_fds=[told], stderr=subprocess.DEVNULL)
@@ -75,7 +75,7 @@ def _worker(folder: str) -> Iterator[None]:
         process.wait()
 
 
-def _create(folder: str, plan: kvpage.Plan) -> None:
+def create(folder: str, plan: kvpage.Plan) -> None:
     with WorkerClient(RunDirectory(Path(folder)).worker_socket("host")) as client:
         body = messages.CreatePool(
             name="bench", plan_id=plan.plan_id, plan=plan.to_json(), buffer_size_bytes=plan.buffer_size_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attaching
 import importing
+import leasing
 import pages
 import planning
 import prefixes
@@ -16,6 +17,7 @@ def main() -> None:
     pages.main()
     prefixes.main()
     attaching.main()
+    leasing.main()
     serving.main()
 
 
