@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 # -E: no setting of an active environment decides where kvpage is installed.
 BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 
-# A file of tests stays in one process: some of its tests look at what the others of it did.
-SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile
+# A file of tests stays in one process: some of its tests look at what the others of it did. Files are taken up in the
+# order of tests/conftest.py, the longest first, and not those with the most tests first.
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-long test-gpu gpu-check reliability simulation-tables bench lint environment dev lock clean
 .DEFAULT_GOAL := help

@@ -17,9 +17,10 @@ from hypothesis import settings
 
 from support.leaks import leak_guard
 
+TESTS = Path(__file__).parent
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 
-settings.register_profile("default", max_examples=300, deadline=None, print_blob=True)
+settings.register_profile("default", max_examples=150, deadline=None, print_blob=True)
 settings.register_profile("long", max_examples=10_000, deadline=None, print_blob=True)
 
 
@@ -45,6 +46,29 @@ def isolate_environment() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
+LONGEST_FIRST = (
+    "server/test_kill_matrix.py",
+    "cuda/test_service.py",
+    "server/test_survival.py",
+    "cuda/test_interruptions.py",
+    "client/test_interruptions.py",
+    "cuda/test_kill_matrix.py",
+    "cli/test_demo.py",
+    "memory/test_cuda.py",
+    "project/test_gpu_check.py",
+    "pages/test_crash.py",
+    "server/test_serve.py",
+    "server/test_against_description.py",
+    "cli/test_bad_input.py",
+    "planner/test_ranks.py",
+    "pages/test_sequences_machine.py",
+    "client/test_states.py",
+    "worker/test_adoption.py",
+    "project/test_bootstrap.py",
+    "docs/test_examples.py",
+)
+"""Files of more than ten seconds. One of them taken up last would keep one process busy while the others are idle."""
+
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6}")
 
 
@@ -54,6 +78,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = {TESTS / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
         if item.get_closest_marker("long") and config.getoption("--tier") != "long":
             item.add_marker(pytest.mark.skip(reason="runs in the long tier: make test-long"))

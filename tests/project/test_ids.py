@@ -1,4 +1,6 @@
-"""Ids of tests that would differ from process to process, or name two tests, are refused before anything runs."""
+"""What the suite does before anything runs: ids that would differ from process to process, or name two tests, are
+refused, and the files that take long come first.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conftest import pytest_collection_finish
+from conftest import LONGEST_FIRST, TESTS, pytest_collection_finish, pytest_collection_modifyitems
 
 
 def collected(*node_ids: str) -> Any:
@@ -18,3 +20,14 @@ def collected(*node_ids: str) -> Any:
 def test_ids_that_cannot_be_are_refused(node_ids: tuple[str, ...]) -> None:
     with pytest.raises(pytest.UsageError):
         pytest_collection_finish(collected(*node_ids))
+
+
+def test_the_longest_files_come_first_in_their_order_and_the_others_stay_in_theirs(pytestconfig: pytest.Config) -> None:
+    names = ["wire/b.py", LONGEST_FIRST[1], "wire/a.py", LONGEST_FIRST[0]]
+    items: list[Any] = [SimpleNamespace(path=TESTS / name, get_closest_marker=lambda name: None) for name in names]
+    pytest_collection_modifyitems(pytestconfig, items)
+    assert [item.path for item in items] == [TESTS / name for name in (*LONGEST_FIRST[:2], "wire/b.py", "wire/a.py")]
+
+
+def test_the_longest_files_exist() -> None:
+    assert [name for name in LONGEST_FIRST if not (TESTS / name).is_file()] == []

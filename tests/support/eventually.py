@@ -9,13 +9,14 @@ from typing import TypeVar
 _Value = TypeVar("_Value")
 
 TIMEOUT_S = 60.0
-_PAUSE_S = 0.005
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
 
 def until(attempt: Callable[[], _Value | None], timeout_s: float = TIMEOUT_S) -> _Value:
     """The first result that counts as true. Raises AssertionError when there is none for very long."""
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     while not (value := attempt()):
         assert time.monotonic() < deadline, "it never happened"
-        time.sleep(_PAUSE_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return value
