@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -115,14 +115,19 @@ class WaitingRoom:
     def give_up(self, ticket: Ticket) -> OutOfBlocks:
         """It waits no more and `answer` is not called; if it was served in this moment, that stays done. Returns why it
         was not served."""
-        ticket.answer = None
-        if self._room.remove(ticket):
-            ticket.is_waiting = False
+        self.give_up_all([ticket])
+        return ticket.shortage or self._after_others()
+
+    def give_up_all(self, tickets: Iterable[Ticket]) -> None:
+        """None of them waits any more, or is served because another of them has given up."""
+        left = [ticket for ticket in tickets if self._room.remove(ticket)]
+        for ticket in left:
+            ticket.is_waiting, ticket.answer = False, None
             counts = self._counts_of(ticket)
             counts.given_up += 1
             counts.waited_s += self._clock() - ticket.since_s
+        if left:
             self.room_was_made()
-        return ticket.shortage or self._after_others()
 
     def drop(self, lease: Lease) -> None:
         """The lease has ended: those who wait for it are told so, by `StaleHandle`, and others are served."""

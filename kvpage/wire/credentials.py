@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -43,11 +42,22 @@ def supplementary_groups(sock: socket.socket) -> frozenset[int]:
 
 def pidfd_of(connection_fd: int) -> int | None:
     """A pidfd, owned by the caller, of the process at the other end: straight from the socket where Linux has that
-    (6.5), else by the peer's id, which is 0 across PID namespaces; None when the kernel cannot name it.
+    (6.5), else by the peer's id, which is 0 across PID namespaces; None when the kernel cannot name it. Raises OSError
+    where this process may open no more files.
     """
     with socket.socket(fileno=os.dup(connection_fd)) as sock:
-        with contextlib.suppress(OSError):
-            return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-        with contextlib.suppress(OSError):
-            return os.pidfd_open(peer_of(sock).pid)
+        for ask in (_pidfd_by_socket, _pidfd_by_number):
+            try:
+                return ask(sock)
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
     return None
+
+
+def _pidfd_by_socket(sock: socket.socket) -> int:
+    return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+
+
+def _pidfd_by_number(sock: socket.socket) -> int:
+    return os.pidfd_open(peer_of(sock).pid)

@@ -15,6 +15,7 @@ from kvpage.wire.values import Body, Id, Name, PoolId, SizeBytes, Value, WaitS
 MAX_TTL_S = 60.0
 MAX_RESERVED_S = 3600.0
 MAX_KEEP_S = 86_400.0
+MAX_BLOCKS_GRANTED = 1_000_000  # twice, to have and to clear, they fit into a frame
 MAX_LEASES_NAMED = 64
 """In a `BlocksState`."""
 

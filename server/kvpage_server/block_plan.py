@@ -24,10 +24,10 @@ class BlockPlan(NamedTuple):
 
 def read_block_plan(data: bytes, buffer_size_bytes: int) -> BlockPlan:
     """Of the plan that a pool of so many bytes was made with."""
-    from kvpage_server.worker_blocks import block_state_bytes
-
     try:
         plan = msgspec.json.decode(data, type=Plan)
+        from kvpage_server.worker_blocks import block_state_bytes  # NumPy: not for a plan that is none
+
         state_bytes = block_state_bytes(plan)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KvpageError) as error:
         return BlockPlan(None, 0, f"its plan names no blocks that could be leased: {shorten(str(error))}")

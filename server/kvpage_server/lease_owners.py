@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import selectors
-from collections.abc import Callable
+from collections.abc import Hashable
 from pathlib import Path
 
+from kvpage.errors import TooManyClients
 from kvpage.wire.credentials import pidfd_of
-from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_loop import Callback, Loop, Timer
 
 _START_FIELD = 22 - 3  # of /proc/PID/stat, proc_pid_stat(5), counted after the name in parentheses
 
@@ -24,48 +23,75 @@ def born(pid: int) -> int:
     return int(text[text.rindex(b")") + 2 :].split()[_START_FIELD])
 
 
-def pidfd_by_number(pid: int, began: int) -> int | None:
-    """Of the process that had this number and began then; None where it is gone or cannot be seen."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return None
-    if born(pid) == began:  # looked at after opening: the number cannot be another's now
-        return fd
-    os.close(fd)
-    return None
+def pidfd_by_number(pid: int, began: int) -> int:
+    """Of the process that had this number and began then. Raises `ProcessLookupError` where it is gone, another OSError
+    where it cannot be seen.
+    """
+    fd = os.pidfd_open(pid)
+    if began and born(pid) not in (0, began):  # looked at after opening: the number cannot be another's now
+        os.close(fd)
+        raise ProcessLookupError(f"pid {pid} is another process by now")
+    return fd
 
 
 def pidfd_of_peer(connection_fd: int) -> int | None:
-    with contextlib.suppress(OSError):
+    """None where the kernel cannot name the process. Raises `TooManyClients` where this worker may open no more files:
+    it could not tell when the process has ended.
+    """
+    try:
         return pidfd_of(connection_fd)
-    return None
+    except OSError as error:
+        raise TooManyClients(
+            "the worker has no descriptor left to notice the end of your process by; raise its limit of open files"
+            f" (ulimit -Hn): {error.strerror}"
+        ) from error
 
 
 class Departure:
-    """Waits, after a connection has ended, until its process has: `gone` is called with this once, from the loop.
+    """Waits until a process has ended whose connection has, and tells those who wait for that.
 
-    `pidfd` is owned by this. Without one the kernel cannot name the process, and `grace_s` must do.
+    It tells one, and lets the loop serve others before the next: giving back all blocks of many leases takes long.
     """
 
-    def __init__(self, loop: Loop, pidfd: int | None, grace_s: float, gone: Callable[[Departure], None]) -> None:
-        self._loop, self._pidfd, self._gone = loop, pidfd, gone
+    def __init__(self, loop: Loop, pidfd: int | None, grace_s: float) -> None:
+        """`pidfd` is owned by this. Without one the kernel cannot name the process, and `grace_s` must do."""
+        self._loop, self._pidfd = loop, pidfd
+        self._waiting: dict[Hashable, Callback] = {}
+        self._timer: Timer | None = None
         if pidfd is None:
-            loop.call_after(grace_s, lambda: gone(self))
-        elif _has_ended(pidfd):
-            loop.post(self._notice)
+            self._timer = loop.call_after(grace_s, self._tell_next)
         else:
             loop.watch(pidfd, selectors.EVENT_READ, self._notice)
 
-    def _notice(self) -> None:
+    @property
+    def num_fds(self) -> int:
+        return 0 if self._pidfd is None else 1
+
+    def add(self, waiting: Hashable, gone: Callback) -> None:
+        """Have `gone` called, from the loop, unless `forget` comes first."""
+        self._waiting[waiting] = gone
+
+    def forget(self, waiting: Hashable) -> None:
+        """It does not wait any more; nor does this, when it was the last."""
+        self._waiting.pop(waiting, None)
+        if not self._waiting:
+            self._close()
+
+    def _close(self) -> None:
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             self._loop.watch(pidfd, 0, self._notice)
             os.close(pidfd)
-        self._gone(self)
+        if self._timer is not None:
+            self._timer.cancel()
 
+    def _notice(self) -> None:
+        self._close()
+        self._tell_next()
 
-def _has_ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    def _tell_next(self) -> None:
+        if self._waiting:
+            waiting = next(iter(self._waiting))
+            gone = self._waiting.pop(waiting)
+            self._loop.post(self._tell_next)
+            gone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,22 +44,45 @@ class ServedLease:
     waiters: list[Waiter] = field(default_factory=list)
     reservation_timers: dict[str, Timer] = field(default_factory=dict)
 
-    def waiters_of(self, connection: Connection) -> list[Waiter]:
-        return [waiter for waiter in self.waiters if waiter.connection is connection]
-
-    def give_up(self, waiter: Waiter) -> KvpageError | None:
-        """It waits no more. Returns why it was not served; None where it has just been."""
+    def done_waiting(self, waiter: Waiter) -> None:
         self.waiters.remove(waiter)
         waiter.connection.num_waits -= 1
         if waiter.timer is not None:
             waiter.timer.cancel()
+
+    def give_up(self, waiter: Waiter) -> KvpageError | None:
+        """It waits no more. Returns why it was not served; None where it has just been. Others may be served then, of
+        the same lease too."""
+        self.done_waiting(waiter)
         return None if waiter.ticket is None else self.blocks.room.give_up(waiter.ticket)
+
+    def give_up_all(self, of: Connection | None = None) -> list[Waiter]:
+        """Nobody waits for it any more (with `of`: nobody of this connection), and none of them has been served."""
+        given_up = [waiter for waiter in self.waiters if of is None or waiter.connection is of]
+        for waiter in given_up:
+            self.done_waiting(waiter)
+        self.blocks.room.give_up_all([waiter.ticket for waiter in given_up if waiter.ticket is not None])
+        return given_up
+
+    def await_end(self, departure: Departure, gone: Callable[[ServedLease], None]) -> None:
+        """Have `gone` called when its owner is."""
+        self.departure = departure
+        departure.add(self, lambda: gone(self))
 
     def stop(self) -> None:
         """Wait for nothing any more that would end it."""
         if self.timer is not None:
             self.timer.cancel()
+        if self.departure is not None:
+            self.departure.forget(self)
         self.departure = self.timer = None
+
+    def stop_all(self) -> None:
+        """As `stop`, and its reservations end by no time either."""
+        self.stop()
+        for timer in self.reservation_timers.values():
+            timer.cancel()
+        self.reservation_timers.clear()
 
 
 class LeaseTable:
@@ -75,7 +98,8 @@ class LeaseTable:
     @property
     def num_fds(self) -> int:
         """Descriptors that waiting for owners takes."""
-        return len({served.departure for served in self._leases.values() if served.departure is not None})
+        departures = {served.departure for served in self._leases.values() if served.departure is not None}
+        return sum(departure.num_fds for departure in departures)
 
     def of_pool(self, pool: Pool) -> list[ServedLease]:
         return [served for served in self if served.pool is pool]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import mmap
+import struct
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from kvpage.errors import SpecInvalid
+from kvpage.errors import SpecInvalid, TooLarge
 from kvpage.pages.clearing import Clearing
 from kvpage.pages.events import EventLog
 from kvpage.pages.geometry import Geometry
 from kvpage.pages.hashing import HASH_BYTES
 from kvpage.pages.leased_pool import LeasedPool
+from kvpage.pages.leases import Lease
 from kvpage.pages.pool_buffer import pool_buffer_bytes
+from kvpage.pages.reservations import commit_reservation, reserve
 from kvpage.pages.steps import Content, Grant, Step
 from kvpage.pages.waiting_room import WaitingRoom
 from kvpage.plans import Plan
 from kvpage.wire import leasing
 
+MAX_IDS_LISTED = 500_000  # with how often each is held, half of what a frame takes
 LATENCY_BOUNDS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
+
+_ID = struct.Struct("<I")
 
 
 class PoolBlocks:
@@ -42,6 +48,80 @@ class PoolBlocks:
         self.step_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
         self.steps_s += seconds
 
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def work_of(self, lease: Lease, body: leasing.TakeStep) -> Callable[[], leasing.Granted]:
+        """What does the step. Raises `SpecInvalid` for what are no ids or hashes, `TooLarge` for too many blocks."""
+        pool, key = self.pool, body.key
+        if not (body.commit or body.retain):  # most steps are of one block
+            if not body.free and len(body.allocate) == 1:
+                [(group, count)] = body.allocate.items()
+                if count == 1:
+                    return lambda: granted(pool.allocate_one(lease, group, key))
+            elif not body.allocate and len(body.free) == 1:
+                [(group, ids)] = body.free.items()
+                if len(ids) == _ID.size:
+                    (block,) = _ID.unpack(ids)
+                    return lambda: granted(pool.free_one(lease, group, block, key))
+        _check_number(body.allocate)
+        step = step_of(body)
+        return lambda: granted(pool.do(lease, step))
+
+    def again(self, lease: Lease, key: int) -> leasing.Granted | None:
+        """What the step with this key was answered with, if it was the last one of the lease."""
+        grant = self.pool.again(lease, key)
+        return None if grant is None else granted(grant)
+
+    def reserve(self, lease: Lease, counts: leasing.Counts) -> Lease:
+        """Raises as `reservations.reserve`, and `TooLarge`."""
+        _check_number(counts)
+        return reserve(self.pool, lease, counts)
+
+    def commit(self, reservation: Lease, counts: leasing.Counts | None, key: int) -> leasing.Granted:
+        """Raises as `reservations.commit_reservation`."""
+        return granted(commit_reservation(self.pool, reservation, counts, key))
+
+    # --- prefixes -----------------------------------------------------------------------------------------------------
+
+    def take_prefix(self, lease: Lease, body: leasing.TakePrefix) -> leasing.PrefixTaken:
+        match = self.pool.take_prefix(lease, _all_hashes(body.hashes), body.at_most_tokens, body.key)
+        return leasing.PrefixTaken(
+            era=self.pool.book.era, num_tokens=match.num_tokens, ids=[packed(ids) for ids in match.blocks]
+        )
+
+    def find_prefix(self, body: leasing.FindPrefix) -> leasing.PrefixFound:
+        match = self.pool.prefix.find(_all_hashes(body.hashes), body.at_most_tokens)
+        return leasing.PrefixFound(
+            era=self.pool.book.era,
+            num_tokens=match.num_tokens,
+            ids=[packed(ids) for ids in match.blocks],
+            num_revived=list(self.pool.prefix.cache.num_revived(match)),
+        )
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def held(self, lease: Lease, group: int, after: int) -> leasing.HeldList:
+        self.pool.blocks.counts(group)  # raises `SpecInvalid` where there is none
+        held = self.pool.held(lease).get(group)
+        if held is None:
+            return leasing.HeldList(ids=b"", times=b"", is_last=True)
+        start = int(np.searchsorted(held.ids, after, side="right"))
+        end = start + MAX_IDS_LISTED
+        return leasing.HeldList(
+            ids=packed(held.ids[start:end]), times=packed(held.times[start:end]), is_last=end >= len(held.ids)
+        )
+
+    def inspect(self, group: int, data: bytes) -> leasing.BlocksInspected:
+        ids = ids_of(data)
+        times = packed(self.pool.blocks.times_held(group, ids))
+        is_cached = bytes(self.pool.index.hash_of(group, block) is not None for block in ids.tolist())
+        return leasing.BlocksInspected(times=times, is_cached=is_cached)
+
+    def find_contents(self, group: int, data: bytes) -> leasing.ContentsFound:
+        self.pool.blocks.counts(group)
+        found = self.pool.index.blocks_of(group, hashes_of(data))
+        return leasing.ContentsFound(ids=packed(np.array(found, np.uint32)))
+
 
 def block_state_bytes(plan: Plan) -> int:
     """Size of the block state of a pool. Raises `SpecInvalid` for a plan without blocks."""
@@ -56,6 +136,16 @@ def step_of(body: leasing.TakeStep) -> Step:
     return Step(
         key=body.key, commit=commit, retain=retain, free=free, allocate=body.allocate, as_runs=body.as_runs
     )  # fmt: skip
+
+
+def _check_number(counts: leasing.Counts) -> None:
+    """Raises `TooLarge` for so many blocks that the answer would not fit into a frame."""
+    wanted, limit = sum(counts.values()), leasing.MAX_BLOCKS_GRANTED
+    if wanted > limit:
+        raise TooLarge(
+            f"{wanted} blocks at once; one answer names at most {limit}: take them in several steps",
+            details={"wanted": wanted, "limit": limit},
+        )
 
 
 def granted(grant: Grant) -> leasing.Granted:
@@ -74,6 +164,10 @@ def ids_of(data: bytes) -> np.ndarray:
     if len(data) % 4:
         raise SpecInvalid(f"{len(data)} bytes are no block ids, which have 4 bytes each")
     return np.frombuffer(data, "<u4")
+
+
+def _all_hashes(groups: list[leasing.Hashes]) -> list[list[bytes]]:
+    return [hashes_of(some) for some in groups]
 
 
 def hashes_of(data: bytes) -> list[bytes]:

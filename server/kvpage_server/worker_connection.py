@@ -18,15 +18,16 @@ from kvpage.errors import (
     SpecInvalid,
     TooLarge,
 )
-from kvpage.wire import leasing, messages, succession
+from kvpage.wire import messages, succession
 from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds, keep_urgent_data
 from kvpage.wire.credentials import Peer
+from kvpage_server.request_rules import check_request
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Deadline, Loop
 from kvpage_server.worker_pool_entry import Pool
 
-_MAX_MOVED_BYTES = MAX_FRAME_BYTES - (64 << 10)  # the rest is for the holds of a client
+_MAX_MOVED_BYTES = MAX_FRAME_BYTES - (256 << 10)  # the rest is for the holds and leases of a client
 
 
 class Handler(Protocol):
@@ -110,7 +111,9 @@ class Connection:
 
     def require_api(self) -> None:
         if self.role != "api":
-            raise PermissionDenied("only a connection of role 'api' may hand pools and workers over or end a worker")
+            raise PermissionDenied(
+                "only a connection of role 'api' may do this: it is for the process that manages pools"
+            )
 
     def require_room_to_wait(self) -> None:
         """Raises `RateLimited` when as many requests of this connection wait as may."""
@@ -282,7 +285,7 @@ class Connection:
             close_fds(frame.fds)
             self.fail(request.id, SpecInvalid(f"request {request.id} cannot be read: {request.reason}"))
             return
-        _check(request, frame.fds, greeted=self.role is not None)
+        check_request(request, frame.fds, greeted=self.role is not None)
         if request.ack is not None and request.ack == self._unacknowledged:
             self._unacknowledged = None
         self.perform(request.id, request.body, frame.fds)
@@ -336,19 +339,3 @@ class Connection:
     def _give_up(self, reason: str) -> None:
         log("client_closed", level="warning", client_pid=self.peer.pid, client_name=self.client_name, reason=reason)
         self.close()
-
-
-def _check(request: messages.RequestFrame, fds: Sequence[int], *, greeted: bool) -> None:
-    """What every request must keep to; owns `fds` if it does not, and raises `ProtocolError`."""
-    body, name = request.body, type(request.body).__name__
-    expected = len(body.chunks) + 1 if isinstance(body, messages.AdoptPool) else 0
-    fault = None
-    if len(fds) != expected:
-        fault = f"a {name} with {len(fds)} descriptors where {expected} belong"
-    elif isinstance(body, messages.Hello) == greeted:
-        fault = f"a {name} where " + ("hello was said already" if greeted else "the first request must be Hello")
-    elif request.id == 0 and not isinstance(body, messages.Detach | leasing.CloseLease):
-        fault = f"a {name} with id 0: only Detach and CloseLease go without an answer"
-    if fault is not None:
-        close_fds(fds)
-        raise ProtocolError(fault)

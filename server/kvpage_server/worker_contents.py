@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvpage.errors import KvpageError
+from kvpage.errors import KvpageError, PoolNotFound
 from kvpage.wire import leasing
 from kvpage_server.worker_connection import Connection
-from kvpage_server.worker_leasing import Leasing
 from kvpage_server.worker_loop import Loop, Timer
-from kvpage_server.worker_pools import PoolTable
+from kvpage_server.worker_pool_blocks import LeasablePools
+from kvpage_server.worker_pool_entry import Pool
 
-MAX_HASHES_LISTED = 400_000  # what a frame takes
+MAX_BLOCKS_LOOKED_AT = 20_000  # in one part, which takes some 10 ms in which nobody else is served
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -25,22 +25,22 @@ class _Reader:
 
 
 class Contents:
-    def __init__(self, pools: PoolTable, leases: Leasing, loop: Loop) -> None:
-        self._pools, self._leases, self._loop = pools, leases, loop
+    def __init__(self, blocks: LeasablePools, loop: Loop) -> None:
+        self._blocks, self._loop = blocks, loop
         self._readers: list[_Reader] = []
         self._is_posted = False
 
     def describe(self, connection: Connection, request_id: int, body: leasing.DescribeBlocks) -> None:
         from kvpage_server.blocks_state import describe_blocks
 
-        blocks = self._leases.pool_blocks(self._pools.get(body.pool_id))
+        blocks = self._blocks.by_id(body.pool_id)
         connection.reply(request_id, describe_blocks(body.pool_id, blocks, self._loop.clock()))
 
     def set_tenants(self, connection: Connection, request_id: int, body: leasing.SetTenants) -> None:
         from kvpage.pages.tenants import Tenant
 
         connection.require_api()
-        blocks = self._leases.pool_blocks(self._pools.get(body.pool_id))
+        blocks = self._blocks.by_id(body.pool_id)
         tenants = [
             Tenant(name=one.name, quota_bytes=one.quota_bytes, priority=one.priority, weight=one.weight)
             for one in body.tenants
@@ -51,24 +51,25 @@ class Contents:
 
     def clear(self, connection: Connection, request_id: int, body: leasing.ClearContents) -> None:
         connection.require_api()
-        blocks = self._leases.pool_blocks(self._pools.get(body.pool_id))
+        blocks = self._blocks.by_id(body.pool_id)
         blocks.pool.prefix.clear()
         blocks.room.room_was_made()
         connection.reply(request_id, leasing.ContentsCleared(pool_id=body.pool_id))
 
     def list(self, connection: Connection, request_id: int, body: leasing.ListContents) -> None:
-        blocks = self._leases.pool_blocks(self._pools.get(body.pool_id))
+        blocks = self._blocks.by_id(body.pool_id)
         blocks.pool.blocks.counts(body.group)
         log_id, number = blocks.events.cursor
-        known = sorted(block for block in blocks.pool.index.blocks(body.group) if block > body.after_block)
-        listed = known[:MAX_HASHES_LISTED]
-        hashes = b"".join(blocks.pool.index.hash_of(body.group, block) or b"" for block in listed)
+        num_blocks = blocks.pool.geometry.num_blocks(body.group)
+        end = min(body.after_block + 1 + MAX_BLOCKS_LOOKED_AT, num_blocks)
+        looked_at = range(body.after_block + 1, end)
+        hashes = b"".join(blocks.pool.index.hash_of(body.group, block) or b"" for block in looked_at)
         reply = leasing.ContentList(
             log_id=log_id,
             after=number,
             hashes=hashes,
-            last_block=listed[-1] if listed else body.after_block,
-            is_last=len(listed) == len(known),
+            last_block=max(body.after_block, end - 1),
+            is_last=end >= num_blocks,
         )
         connection.reply(request_id, reply)
 
@@ -83,15 +84,15 @@ class Contents:
             body = leasing.ReadEvents(
                 pool_id=body.pool_id, log_id=events.log_id, after=events.after, at_most=body.at_most, wait_s=body.wait_s
             )
-        timer = self._loop.call_after(body.wait_s, lambda: self._answer(reader))
+        timer = self._loop.call_after(body.wait_s, lambda: self._answer(reader, self._events(reader.body)))
         reader = _Reader(connection=connection, request_id=request_id, body=body, timer=timer)
         self._readers.append(reader)
-        self._leases.pool_blocks(self._pools.get(body.pool_id)).events.on_append = self._noticed
+        self._blocks.by_id(body.pool_id).events.on_append = self._noticed
 
     def _events(self, body: leasing.ReadEvents) -> leasing.EventList:
         from kvpage.pages.events import Cursor
 
-        log = self._leases.pool_blocks(self._pools.get(body.pool_id)).events
+        log = self._blocks.by_id(body.pool_id).events
         page = log.read(Cursor(body.log_id, body.after) if body.log_id else log.cursor, body.at_most)
         return leasing.EventList(
             log_id=page.cursor.log_id,
@@ -114,34 +115,24 @@ class Contents:
     def _look(self) -> None:
         self._is_posted = False
         for reader in list(self._readers):
-            events = self._events_or_error(reader)
-            if isinstance(events, KvpageError) or events.events or events.has_missed:
-                self._answer(reader)
+            events = self._events(reader.body)
+            if events.events or events.has_missed:
+                self._answer(reader, events)
 
-    def _events_or_error(self, reader: _Reader) -> leasing.EventList | KvpageError:
-        try:
-            return self._events(reader.body)
-        except KvpageError as error:  # the pool is gone
-            return error
-
-    def _answer(self, reader: _Reader) -> None:
-        events = self._events_or_error(reader)
+    def _answer(self, reader: _Reader, events: leasing.EventList) -> None:
         self._forget(reader)
-        if isinstance(events, KvpageError):
-            reader.connection.fail(reader.request_id, events)
-        else:
-            reader.connection.reply(reader.request_id, events)
+        reader.connection.reply(reader.request_id, events)
 
     def _forget(self, reader: _Reader) -> None:
         reader.timer.cancel()
         self._readers.remove(reader)
         reader.connection.num_waits -= 1
 
-    def pool_gone(self) -> None:
-        """Tell those who wait for events of pools that are not there any more."""
-        for reader in list(self._readers):
-            if isinstance(self._events_or_error(reader), KvpageError):
-                self._answer(reader)
+    def pool_gone(self, pool: Pool) -> None:
+        """Tell those who wait for events of the pool."""
+        for reader in [reader for reader in self._readers if reader.body.pool_id == pool.pool_id]:
+            self._forget(reader)
+            reader.connection.fail(reader.request_id, PoolNotFound(f"pool {pool.pool_id} is not there any more"))
 
     def disconnected(self, connection: Connection) -> None:
         for reader in [reader for reader in self._readers if reader.connection is connection]:

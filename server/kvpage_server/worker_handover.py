@@ -35,10 +35,12 @@ class Handover:
         accept: Callable[[], None],
         connections: Callable[[], Iterable[Connection]],
         end_waiting: Callable[[], None],
+        let_go: Callable[[], None],
         patience_s: float,
     ) -> None:
         """`accept` is what the loop does for the listening socket; `end_waiting` leaves no request to be answered
-        later; `patience_s` is how long whoever takes over may say nothing.
+        later; after `let_go` nothing of any pool changes here; `patience_s` is how long whoever takes over may say
+        nothing.
         """
         self._endpoint = endpoint
         self._pools = pools
@@ -46,6 +48,7 @@ class Handover:
         self._accept = accept
         self._connections = connections
         self._end_waiting = end_waiting
+        self._let_go = let_go
         self._taker: Connection | None = None
         self._moving: list[Connection] = []
         self._until_heard = Deadline(loop, patience_s, self._give_up)
@@ -101,6 +104,7 @@ class Handover:
         lock_fd = self._endpoint.export_lock()
         self._endpoint.disown()
         self.is_finished = True
+        self._let_go()
         log("handed_over", num_pools=len(self._pools), num_clients=len(self._moving))
         connection.reply(request_id, succession.TakeOverFinished(), [lock_fd])
         connection.end()

@@ -6,23 +6,29 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvpage.errors import KvpageError, NotFound, NotSupported, PoolNotFound, SpecInvalid, StaleHandle, shorten
+from kvpage.errors import (
+    KvpageError,
+    NotFound,
+    PoolNotFound,
+    StaleHandle,
+    TooManyClients,
+    shorten,
+)
 from kvpage.wire import leasing
+from kvpage.wire.messages import Holder
 from kvpage.wire.values import as_name
-from kvpage_server.block_plan import read_block_plan
-from kvpage_server.control_block import map_block_state
 from kvpage_server.lease_owners import Departure, born, pidfd_by_number, pidfd_of_peer
 from kvpage_server.lease_table import LeaseTable, ServedLease, stale
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
 from kvpage_server.worker_loop import Loop
+from kvpage_server.worker_pool_blocks import LeasablePools, was_ever_leased
 from kvpage_server.worker_pool_entry import Pool
 from kvpage_server.worker_pools import PoolTable
 
 if TYPE_CHECKING:  # NumPy: not for workers without leases
     from kvpage.pages.leases import Lease, Owner
-    from kvpage_server.worker_blocks import PoolBlocks
 
 
 LeaseOwner: TypeAlias = tuple[Connection, int]
@@ -32,15 +38,24 @@ LeaseOwner: TypeAlias = tuple[Connection, int]
 class Leasing:
     """The life of leases; what they do with blocks is in `worker_steps`."""
 
-    def __init__(self, pools: PoolTable, loop: Loop, limits: Limits, *, on_released: Callable[[Pool], None]) -> None:
-        """`on_released` is called when a lease, and the hold on its pool that it is, has ended."""
+    def __init__(
+        self,
+        pools: PoolTable,
+        loop: Loop,
+        limits: Limits,
+        *,
+        on_released: Callable[[Pool], None],
+        on_parted: Callable[[Pool], None],
+    ) -> None:
+        """`on_released` is called when a lease, and the hold on its pool that it is, has ended; `on_parted` when blocks
+        of a pool cannot be leased any more.
+        """
         self._pools, self._loop, self._limits = pools, loop, limits
-        self._on_released = on_released
+        self._on_released, self._on_parted = on_released, on_parted
+        self.blocks = LeasablePools(pools, loop)
         self.table = LeaseTable()
         self._pidfds: dict[Connection, int | None] = {}
         """Of the processes at the other end of connections that have leases."""
-        self._blocks: dict[str, PoolBlocks] = {}
-        """By pool id, of pools of which a block was ever leased."""
         pools.on_parted = self._parted
 
     @property
@@ -48,89 +63,90 @@ class Leasing:
         """Descriptors that it takes to see owners end."""
         return len(self._pidfds) + self.table.num_fds
 
-    # --- pools --------------------------------------------------------------------------------------------------------
-
-    def pool_blocks(self, pool: Pool) -> PoolBlocks:
-        """Opened when they are first asked for. Raises `Conflict` for a pool that is not ready or whose state is not
-        sound, `NotSupported` for one whose blocks cannot be leased."""
-        memory = pool.require_ready()
-        found = self._blocks.get(pool.pool_id)
-        if found is not None:
-            return found
-        from kvpage_server.worker_blocks import PoolBlocks
-
-        known = read_block_plan(pool.plan, pool.size_bytes)
-        state = map_block_state(memory.control)
-        if known.plan is None or state is None:
-            raise NotSupported(
-                f"no blocks of pool {pool.pool_id} can be leased: {known.why_not or 'it keeps no state'}"
-            )
-        blocks = self._blocks[pool.pool_id] = PoolBlocks(known.plan, state, self._loop.clock)
-        return blocks
-
-    def chosen(self, pool_id: str | None, name: str | None) -> Pool:
-        """Raises `SpecInvalid` unless exactly one is given, `PoolNotFound`."""
-        if (pool_id is None) == (name is None):
-            raise SpecInvalid("a lease takes either a pool_id or a pool_name")
-        return self._pools.find(name) if name is not None else self._pools.get(str(pool_id))
+    # --- going on -----------------------------------------------------------------------------------------------------
 
     def found_again(self, pool: Pool, owners: Mapping[str, LeaseOwner]) -> None:
         """A pool of a worker that died or was replaced is served from here on, and so are its leases.
 
         `owners`: by lease id, of those who have stayed connected.
         """
-        memory = pool.require_ready()
-        state = map_block_state(memory.control)
-        if state is None or not any(state[:8]):
-            return  # no block of it was ever leased
-        state.close()
-        try:
-            blocks = self.pool_blocks(pool)
-        except KvpageError as error:
-            log("blocks_lost", level="error", pool_id=pool.pool_id, reason=error.message)
+        if not was_ever_leased(pool):
             return
+        try:
+            blocks = self.blocks.of(pool)
+        except Exception as error:  # noqa: BLE001 - what other processes can write into must not end this one
+            log("blocks_lost", level="error", pool_id=pool.pool_id, reason=str(error))
+            return
+        departures: dict[tuple[int, int], Departure] = {}
         for lease in blocks.pool.book:
             served = ServedLease(pool=pool, blocks=blocks, lease=lease)
             self.table.add(served)
-            connection, served.hold_id = owners.get(lease.lease_id, (None, None))
-            if connection is not None and served.hold_id is not None:
-                lease.state = "active"
-                self._bind(served, connection, served.hold_id)
+            owner = owners.get(lease.lease_id)
+            if owner is not None:
+                self._go_on_with(served, *owner)
             else:
-                self._go_on_alone(served)
+                self._go_on_alone(served, departures)
 
-    def _go_on_alone(self, served: ServedLease) -> None:
+    def _go_on_with(self, served: ServedLease, connection: Connection, hold_id: int) -> None:
+        peer, name = connection.peer, _holder_name(served.lease.record.name)
+        holder = Holder(hold_id=hold_id, pid=peer.pid, uid=peer.uid, client_name=name)
+        self._pools.restore_hold(served.pool, holder)
+        served.hold_id, served.lease.state = hold_id, "active"
+        self._know_process(connection)
+        self._bind(served, connection, hold_id)
+
+    def _go_on_alone(self, served: ServedLease, departures: dict[tuple[int, int], Departure]) -> None:
         """A lease that is found again, without its owner's connection."""
         lease, record = served.lease, served.lease.record
         expires_s = served.blocks.pool.book.expires_s(lease)
         if record.ttl_s:
             lease.state = "active"
-            served.hold_id = self._pools.hold(served.pool, pid=0, uid=0, client_name=_holder_name(record.name))
+            name = _holder_name(record.name)
+            served.hold_id = self._pools.hold(served.pool, pid=record.pid, uid=os.geteuid(), client_name=name)
             self._end_at(served, expires_s or self._loop.clock() + record.ttl_s)
         elif expires_s is not None:
             lease.state = "kept"
             self._end_at(served, expires_s)
         else:
-            pidfd = pidfd_by_number(record.pid, record.born) if record.pid else None
-            is_gone = bool(record.pid and record.born) and pidfd is None
-            grace_s = 0.0 if is_gone else self._limits.lease_grace_s
-            served.departure = Departure(self._loop, pidfd, grace_s, self._gone)
+            process = record.pid, record.born
+            if process not in departures:  # one for all leases of a process: each takes a descriptor
+                departures[process] = self._departure(*process)
+            served.await_end(departures[process], self._owner_gone)
+
+    def _departure(self, pid: int, began: int) -> Departure:
+        """Of a process that another worker has served."""
+        pidfd, grace_s = None, self._limits.lease_grace_s
+        if pid:
+            try:
+                pidfd = pidfd_by_number(pid, began)
+            except ProcessLookupError:
+                grace_s = 0.0
+            except OSError as error:
+                log("owner_not_seen", level="warning", pid=pid, reason=str(error))
+        return Departure(self._loop, pidfd, grace_s)
 
     def _parted(self, pool: Pool) -> None:
         """The pool is going: its leases end, and nobody is asked."""
         for served in self.table.of_pool(pool):
             self._forget(served, PoolNotFound(f"pool {pool.pool_id} is not there any more, and none of its leases"))
-            if served.hold_id is not None:
-                self._pools.release(pool, served.hold_id)
-        blocks = self._blocks.pop(pool.pool_id, None)
-        if blocks is not None:
-            blocks.close()
+            hold_id, served.hold_id = served.hold_id, None
+            if hold_id is not None:
+                self._pools.release(pool, hold_id)
+        self.blocks.close(pool)
+        self._on_parted(pool)
+
+    def leave(self) -> None:
+        """All leases are another worker's from now on: none of them ends here."""
+        for served in self.table:
+            served.stop_all()
+            self.table.pop(served.lease.lease_id)
 
     # --- beginning ----------------------------------------------------------------------------------------------------
 
     def open(self, connection: Connection, request_id: int, body: leasing.OpenLease) -> None:
-        pool = self.chosen(body.pool_id, body.pool_name)
-        blocks = self.pool_blocks(pool)
+        pool = self.blocks.chosen(body.pool_id, body.pool_name)
+        blocks = self.blocks.of(pool)
+        self._check_owner(connection, body.ttl_s)
         opened = blocks.pool.open(
             body.name,
             _owner(connection),
@@ -144,8 +160,8 @@ class Leasing:
         connection.reply(request_id, _opened(served, opened.token))
 
     def adopt(self, connection: Connection, request_id: int, body: leasing.AdoptLease) -> None:
-        pool = self.chosen(body.pool_id, body.pool_name)
-        blocks = self.pool_blocks(pool)
+        pool = self.blocks.chosen(body.pool_id, body.pool_name)
+        blocks = self.blocks.of(pool)
         there = blocks.pool.book.named(body.name)
         before = there.lease_id
         if body.generation is not None and body.generation != there.record.generation:
@@ -153,6 +169,7 @@ class Leasing:
                 f"lease {shorten(body.name)} is of generation {there.record.generation}, not {body.generation}: another"
                 " has adopted it; it is not yours any more"
             )
+        self._check_owner(connection, body.ttl_s)
         lease = blocks.pool.adopt(body.name, body.token, _owner(connection), ttl_s=body.ttl_s, keep_s=body.keep_s)
         old = self.table.pop(before)
         if old is not None:
@@ -179,6 +196,20 @@ class Leasing:
     def _bind(self, served: ServedLease, connection: Connection, hold_id: int) -> None:
         served.connection = connection
         connection.leases[served.lease.lease_id] = (served.pool, hold_id)
+
+    def _check_owner(self, connection: Connection, ttl_s: float) -> None:
+        """Raises `TooManyClients` where the connection can have no further lease that is bound to it."""
+        if ttl_s:
+            return
+        limit = self._limits.max_leases
+        if len(connection.leases) >= limit:
+            raise TooManyClients(
+                f"this connection has {limit} leases, the limit; close some, or open them on another connection",
+                details={"limit": limit},
+            )
+        self._know_process(connection)
+
+    def _know_process(self, connection: Connection) -> None:
         if connection not in self._pidfds:  # not when it ends: who it was is not to be seen then
             self._pidfds[connection] = pidfd_of_peer(connection.fileno())
 
@@ -199,29 +230,27 @@ class Leasing:
     def disconnected(self, connection: Connection) -> None:
         """Its leases are nobody's now, and their blocks stay until its process is gone."""
         pidfd = self._pidfds.pop(connection, None)
-        if connection.leases:
-            departure = Departure(self._loop, pidfd, self._limits.lease_grace_s, self._gone)
-            for lease_id in list(connection.leases):
-                self._quarantine(self.table.get(lease_id, connection), departure)
+        leases = [self.table.get(lease_id, connection) for lease_id in connection.leases]
+        if leases:
+            departure = Departure(self._loop, pidfd, self._limits.lease_grace_s)
+            for served in leases:  # all of them, before what follows ends one
+                served.await_end(departure, self._owner_gone)
+            for served in leases:
+                if served.connection is connection:
+                    self._quarantine(served, connection)
         elif pidfd is not None:
             os.close(pidfd)
-        for served in self.table:  # requests about leases that live by time
-            for waiter in served.waiters_of(connection):
-                served.give_up(waiter)
+        if connection.num_waits:
+            for served in self.table:  # requests about leases that live by time
+                served.give_up_all(connection)
 
-    def _quarantine(self, served: ServedLease, departure: Departure) -> None:
-        if served.connection is not None:
-            served.connection.leases.pop(served.lease.lease_id)
-        self._forget_waiters(served, None)
-        served.connection, served.departure, served.lease.state = None, departure, "quarantined"
+    def _quarantine(self, served: ServedLease, connection: Connection) -> None:
+        connection.leases.pop(served.lease.lease_id)
+        served.connection, served.lease.state = None, "quarantined"
+        served.give_up_all()
         for reservation_id in list(served.lease.reservations):
             self.end_reservation(served, reservation_id)
         self._release_hold(served)
-
-    def _gone(self, departure: Departure) -> None:
-        for served in self.table:
-            if served.departure is departure:
-                self._owner_gone(served)
 
     def _owner_gone(self, served: ServedLease) -> None:
         served.departure = None
@@ -250,21 +279,16 @@ class Leasing:
 
     def _forget(self, served: ServedLease, why: KvpageError) -> None:
         """It is nobody's, and whoever waits is told so."""
-        served.stop()
-        for timer in served.reservation_timers.values():
-            timer.cancel()
+        served.stop_all()
         self._forget_waiters(served, why)
         self.table.pop(served.lease.lease_id)
         if served.connection is not None:
             served.connection.leases.pop(served.lease.lease_id, None)
             served.connection = None
 
-    def _forget_waiters(self, served: ServedLease, why: KvpageError | None) -> None:
-        """`why`: what those are told who still listen."""
-        for waiter in list(served.waiters):
-            served.give_up(waiter)
-            if why is not None:
-                waiter.connection.fail(waiter.request_id, why)
+    def _forget_waiters(self, served: ServedLease, why: KvpageError) -> None:
+        for waiter in served.give_up_all():
+            waiter.connection.fail(waiter.request_id, why)
 
     def reservation(self, served: ServedLease, reservation_id: str) -> Lease:
         """Raises `NotFound`."""

@@ -27,9 +27,10 @@ class PoolLifecycle:
         limits: Limits,
         *,
         num_clients: Callable[[], int],
-        on_lost: Callable[[], None],
+        on_unheld: Callable[[], None],
     ) -> None:
-        """`on_lost` is called when the memory of a pool has been lost, and with it every hold on it."""
+        """`on_unheld` is called when all holds on a pool have ended at once: its memory was lost, or it is deleted by
+        force."""
         self._pools = pools
         self._keeper = keeper
         self._limits = limits
@@ -37,7 +38,7 @@ class PoolLifecycle:
         self._waiting = Waiting(loop)
         self._until_free = Waiting(loop)
         """Requests to delete pools that are held."""
-        self._on_lost = on_lost
+        self._on_unheld = on_unheld
         for pool in pools:  # those of a worker before this one
             self.watch(pool)
 
@@ -81,7 +82,9 @@ class PoolLifecycle:
         pool = self._pools.get(body.pool_id)
         connection.require_room_to_wait()
         if pool.is_held and body.force and body.timeout_s == 0:
-            connection.reply(request_id, self._forget(pool))
+            answer = self._force(pool, connection, request_id)
+            if answer is not None:
+                connection.reply(request_id, answer)
             return
         if not pool.is_held or body.timeout_s == 0:
             self._delete(pool, [(connection, request_id)])
@@ -92,13 +95,24 @@ class PoolLifecycle:
             request_id,
             on_removed=messages.PoolDeleted(pool_id=pool.pool_id),
             timeout_s=body.timeout_s,
-            on_timeout=lambda: self._forget(pool) if body.force else held(pool),
+            on_timeout=lambda: self._force(pool, connection, request_id) if body.force else held(pool),
         )
 
     def released(self, pool: Pool) -> None:
         """A hold on the pool has ended; if it was the last one, a deletion may go on."""
         if not pool.is_held and (asked := self._until_free.take(pool)):
             self._delete(pool, asked)
+
+    def _force(self, pool: Pool, connection: Connection, request_id: int) -> messages.PoolDeleted | None:
+        """Leases end; a pool that is held all the same is forgotten. None: the answer comes when it is deleted."""
+        self._pools.end_leases(pool)
+        if pool.is_held:
+            deleted = self._forget(pool)
+        else:
+            deleted = None
+            self._delete(pool, [(connection, request_id), *self._until_free.take(pool)])
+        self._on_unheld()
+        return deleted
 
     def _forget(self, pool: Pool) -> messages.PoolDeleted:
         """The pool is gone, its memory is not: say who keeps it."""
@@ -176,7 +190,7 @@ class PoolLifecycle:
         if memory is not None:
             self._keeper.close(memory, lambda: None)
         self.released(pool)  # nothing is left that could be held
-        self._on_lost()
+        self._on_unheld()
 
     def _close(self, pool: Pool, memory: PoolMemory) -> None:
         self._keeper.close(memory, lambda: self._removed(pool))

@@ -37,6 +37,8 @@ class Limits:
     """Of all clients together: what has come of requests that are not whole. Beyond it, whoever has sent most goes."""
     max_holds: int = 1024
     """Of one connection."""
+    max_leases: int = 1024
+    """Of one connection, which are bound to it."""
     max_waits: int = 16
     """Of one connection: requests to be answered later."""
     max_pools: int = 1024

@@ -18,6 +18,8 @@ from kvpage_server.worker_log import log
 
 Callback: TypeAlias = Callable[[], None]
 
+_FEW_TIMERS = 256
+
 
 class Timer:
     """A callback at a time, unless it is cancelled."""
@@ -41,6 +43,7 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
+        self._purge_at = _FEW_TIMERS
         self._posted: deque[Callback] = deque()
         self._running = False
         self._wake_in, self._wake_out = socket.socketpair()
@@ -60,8 +63,16 @@ class Loop:
 
     def call_after(self, delay_s: float, callback: Callback) -> Timer:
         timer = Timer(callback)
+        if len(self._timers) >= self._purge_at:
+            self._purge()
         heapq.heappush(self._timers, (self.clock() + delay_s, next(self._order), timer))
         return timer
+
+    def _purge(self) -> None:
+        """Drop what was cancelled: a time that is far away would keep it for as long."""
+        self._timers = [entry for entry in self._timers if entry[2].callback is not None]
+        heapq.heapify(self._timers)
+        self._purge_at = max(_FEW_TIMERS, 2 * len(self._timers))
 
     def post(self, callback: Callback) -> None:
         """Have `callback` run by the loop. From any thread, and from signal handlers."""

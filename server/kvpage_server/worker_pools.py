@@ -40,7 +40,7 @@ class PoolTable:
         self.budget = budget
         self._pools: dict[str, Pool] = {}
         self.on_parted: Callable[[Pool], None] = lambda pool: None
-        """Is called before the memory of a pool is given away to be closed."""
+        """Ends the leases of a pool. Is called before its memory is given away to be closed."""
         self._forgotten: dict[str, Pool] = {}
         """Still held."""
 
@@ -217,13 +217,14 @@ class PoolTable:
         pool.abandoned.set()
         return self._part(pool)
 
+    def end_leases(self, pool: Pool) -> None:
+        """Whoever has them."""
+        self.on_parted(pool)
+
     def forget(self, pool: Pool) -> PoolMemory | None:
         """Part with a pool that is held. Returns the worker's own claim to the memory, to be closed."""
         pool.state = "deleting"
         memory = self._part(pool)
-        if not pool.holders:  # leases were all that held it
-            self.remove(pool)
-            return memory
         pinned_bytes = min(pool.reserved_bytes, self._buffer_cost_bytes(pool))  # the control block is ours alone
         self.budget.release(pool.reserved_bytes - pinned_bytes)
         pool.reserved_bytes = pinned_bytes

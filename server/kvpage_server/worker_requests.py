@@ -55,11 +55,11 @@ class Requests:
         self._handover = handover
         self._retirement = retirement
         self._num_clients = num_clients
-        self._leasing = Leasing(pools, loop, limits, on_released=self._released)
-        self._contents = Contents(pools, self._leasing, loop)
+        self._leasing = Leasing(pools, loop, limits, on_released=self._released, on_parted=self._parted)
+        self._contents = Contents(self._leasing.blocks, loop)
         self._leased = self._leased_requests(Steps(self._leasing, loop))
         self._lifecycle = PoolLifecycle(
-            pools, keeper, loop, limits, num_clients=num_clients, on_lost=retirement.hold_released
+            pools, keeper, loop, limits, num_clients=num_clients, on_unheld=retirement.hold_released
         )
         self._sharing = PoolSharing(
             pools,
@@ -139,6 +139,13 @@ class Requests:
     @property
     def num_fds(self) -> int:
         return self._leasing.num_fds
+
+    def _parted(self, pool: Pool) -> None:
+        self._contents.pool_gone(pool)
+
+    def leave(self) -> None:
+        """Another worker serves from now on: change nothing of any pool."""
+        self._leasing.leave()
 
     def _adopted(self, pool: Pool) -> None:
         self._lifecycle.watch(pool)

@@ -68,6 +68,7 @@ class Server:
             accept=self._accept_all,
             connections=lambda: self._connections,
             end_waiting=lambda: self._requests.end_waiting(),
+            let_go=lambda: self._requests.leave(),
             patience_s=limits.handover_s,
         )
         self._requests = Requests(
@@ -153,10 +154,6 @@ class Server:
             holder = messages.Holder(hold_id=taken.hold_id, pid=peer.pid, uid=peer.uid, client_name=packed.client_name)
             self._pools.restore_hold(pool, holder)
         for lease in packed.leases:
-            pool = self._pools.get(lease.pool_id)
-            name = packed.client_name
-            holder = messages.Holder(hold_id=lease.hold_id, pid=peer.pid, uid=peer.uid, client_name=name)
-            self._pools.restore_hold(pool, holder)
             self._lease_owners[lease.lease_id] = (connection, lease.hold_id)
         self._connections.add(connection)
         connection.unpack(packed, holds)

@@ -41,9 +41,10 @@ class Waiting:
         *,
         on_removed: Answer,
         timeout_s: float | None = None,
-        on_timeout: Callable[[], Answer] | None = None,
+        on_timeout: Callable[[], Answer | None] | None = None,
     ) -> None:
-        """Answer the request when the pool settles, or with `on_removed` when it is gone, or when time is over."""
+        """Answer the request when the pool settles, or with `on_removed` when it is gone, or when time is over, which
+        `on_timeout` answers later if it returns None."""
         connection.require_room_to_wait()
         waiter = _Waiter(connection=connection, request_id=request_id, on_removed=on_removed)
         if timeout_s is not None and on_timeout is not None:
@@ -76,9 +77,11 @@ class Waiting:
             for waiter in [waiter for waiter in self._waiters[pool] if waiter.connection is connection]:
                 self._drop(pool, waiter)
 
-    def _time_out(self, pool: Pool, waiter: _Waiter, answer: Callable[[], Answer]) -> None:
+    def _time_out(self, pool: Pool, waiter: _Waiter, answer: Callable[[], Answer | None]) -> None:
         self._drop(pool, waiter)
-        _answer(waiter, answer())
+        late = answer()
+        if late is not None:
+            _answer(waiter, late)
 
     def _take(self, pool: Pool) -> list[_Waiter]:
         waiters = list(self._waiters.get(pool, ()))
