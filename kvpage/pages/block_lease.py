@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from kvpage.errors import Conflict, KvpageError
+from kvpage.errors import Conflict, KvpageError, NotFound, StaleHandle
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids
 from kvpage.pages.leased_pool import HeldBlocks
@@ -34,7 +34,16 @@ class FoundPrefix(NamedTuple):
 
 
 class Reservation(ABC):
-    """Blocks set aside, until they are committed, given back, or their time runs out."""
+    """Blocks set aside, until they are committed or given back, or their time runs out. `with` gives back the rest."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with suppress(NotFound, StaleHandle):  # nothing of it is left, or of the lease
+            self.give_back()
 
     @abstractmethod
     def commit(self, counts: Counts | None = None) -> Grant:

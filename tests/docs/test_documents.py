@@ -22,7 +22,8 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("document", "asserts"), [("docs/layout.md", 8), ("docs/strategies.md", 6), ("docs/allocator.md", 1)]
+    ("document", "asserts"),
+    [("docs/layout.md", 8), ("docs/strategies.md", 6), ("docs/allocator.md", 1), ("docs/leases.md", 1)],
 )
 def test_a_guide_runs(document: str, asserts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

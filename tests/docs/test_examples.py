@@ -48,9 +48,11 @@ def test_a_scheduler_makes_a_pool_and_an_engine_writes_to_it(run_dir: Path) -> N
             assert bool((cache[3, 0, 4] == 1).all())
             assert bool((cache[3, 1, 4] == 2).all())
             assert int((cache != 0).sum()) == 2 * 8 * 128
+            del cache
+        assert run_example("lease.py", run_dir) == "96 of 100 tokens were cached; their first value is 7\n"
 
 
-@pytest.mark.parametrize("name", ["scheduler.py", "engine.py"])
+@pytest.mark.parametrize("name", ["scheduler.py", "engine.py", "lease.py"])
 def test_without_a_server_an_example_says_so_in_one_line(run_dir: Path, name: str) -> None:
     environment = os.environ | {"KVPAGE_RUN_DIR": str(run_dir)}
     command = [sys.executable, str(EXAMPLES / name)]
