@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections import OrderedDict, deque
-from pathlib import Path
 from typing import Self
 
 from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
 from kvpage.client.attachment import Attachment
-from kvpage.client.finding import device_with, find_run_directory, served_socket
+from kvpage.client.finding import (
+    DEFAULT_TIMEOUT_S,
+    SHORTEST_ANSWER_S,
+    device_with,
+    find_run_directory,
+    program_name,
+    served_socket,
+)
 from kvpage.client.hold import Hold, Holds
 from kvpage.client.patience import Patience
 from kvpage.client.views import PlannedViews, Wrap, wrap_mapping
@@ -24,12 +29,9 @@ from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.connecting import system_error
-from kvpage.wire.values import MAX_NAME_BYTES, as_name
+from kvpage.wire.values import MAX_NAME_BYTES
 
 MAX_KNOWN_PLANS = 16
-DEFAULT_TIMEOUT_S = 10.0
-SHORTEST_ANSWER_S = 1.0
-"""A worker that is there is given this long to answer, even by those who would not wait for one."""
 
 
 def attach(
@@ -217,8 +219,3 @@ class Connection:
         key = chunk.kind, chunk.device_uuid
         kind = self._kinds.get(key) or self._kinds.setdefault(key, memory_kind(*key))
         return kind.map_chunk(fds[0], chunk.size_bytes, chunk.handle)
-
-
-def program_name() -> str:
-    """What a client is called that has no name."""
-    return as_name(Path(sys.argv[0]).name) if sys.argv and sys.argv[0] else "python"

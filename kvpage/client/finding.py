@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 
 from kvpage.client.arguments import checked_path
@@ -13,6 +14,11 @@ from kvpage.run_directory import SYSTEM_RUN_DIRECTORY, RunDirectory
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.connecting import system_error
+from kvpage.wire.values import as_name
+
+DEFAULT_TIMEOUT_S = 10.0
+SHORTEST_ANSWER_S = 1.0
+"""A worker that is there is given this long to answer, even by those who would not wait for one."""
 
 
 def find_run_directory(explicit: str | os.PathLike[str] | None) -> RunDirectory:
@@ -114,3 +120,8 @@ def _closed(folder: Path) -> str:
         f"the run directory {shorten(str(folder))} is closed to uid {os.geteuid()}; run as its owner, or as a member of"
         " its group if it was made with --group"
     )
+
+
+def program_name() -> str:
+    """What a client is called that has no name."""
+    return as_name(Path(sys.argv[0]).name) if sys.argv and sys.argv[0] else "python"

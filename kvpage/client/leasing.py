@@ -19,8 +19,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
-from kvpage.client.connection import DEFAULT_TIMEOUT_S, SHORTEST_ANSWER_S, program_name
-from kvpage.client.finding import device_with, find_run_directory, served_socket
+from kvpage.client.finding import (
+    DEFAULT_TIMEOUT_S,
+    SHORTEST_ANSWER_S,
+    device_with,
+    find_run_directory,
+    program_name,
+    served_socket,
+)
 from kvpage.client.patience import Patience
 from kvpage.errors import Draining, KvpageError, NotFound, StaleHandle, WorkerLost, shorten
 from kvpage.pages.arrays import Ints

@@ -42,3 +42,8 @@ def test_planning_loads_no_torch() -> None:
 
 def test_the_command_line_loads_no_torch_before_a_command_needs_it() -> None:
     assert "torch" not in modules_after("import kvpage.cli.commands")
+
+
+def test_leasing_blocks_loads_no_torch() -> None:
+    """A scheduler hands blocks out and touches none of them."""
+    assert "torch" not in modules_after("import kvpage; kvpage.open_lease, kvpage.adopt_lease")
