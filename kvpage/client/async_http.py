@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Self, TypeVar
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
-from kvpage.client import calls
+from kvpage.client import calls, lease_calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
+from kvpage.client.block_resources import ContentsPage, LeaseState, TenantState
 from kvpage.client.calls import Answer, Call, Collected, Request
+from kvpage.client.events import Event, EventReading
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.unix_transport import AsyncUnixTransport
+from kvpage.errors import KvpageError
 from kvpage.plans import Plan
 from kvpage.ranked_plan import RankedPlan
+
+if TYPE_CHECKING:
+    from kvpage.client.http_lease import AsyncHttpLease
 
 _Result = TypeVar("_Result")
 
@@ -107,6 +115,69 @@ class AsyncClient:
 
     async def pool_tensors(self, pool_id: str) -> PoolTensors:
         return await self._run(calls.pool_tensors(pool_id))
+
+    async def create_lease(
+        self, pool_id: str, *, name: str, ttl_s: float = 30.0, tenant: str = "", token: str | None = None
+    ) -> AsyncHttpLease:
+        """Whoever takes blocks with it clears what the grant names."""
+        from kvpage.client.http_lease import AsyncHttpLease  # NumPy: not for clients without leases
+
+        call = lease_calls.create_lease(pool_id, name=name, ttl_s=ttl_s, tenant=tenant, token=token)
+        opened = await self._run(call)
+        proof = str(opened.token or token)
+        return AsyncHttpLease(self, opened, name=name, token=proof, timeout_s=self._address.timeout_s)
+
+    async def adopt_lease(
+        self, pool_id: str, *, name: str, token: str, ttl_s: float = 30.0, generation: int | None = None
+    ) -> AsyncHttpLease:
+        from kvpage.client.http_lease import AsyncHttpLease
+
+        call = lease_calls.adopt_lease(pool_id, name=name, token=token, ttl_s=ttl_s, generation=generation)
+        opened = await self._run(call)
+        return AsyncHttpLease(self, opened, name=name, token=token, timeout_s=self._address.timeout_s)
+
+    async def leases(self, pool_id: str) -> list[LeaseState]:
+        return await self._run(lease_calls.leases(pool_id))
+
+    async def tenants(self, pool_id: str) -> list[TenantState]:
+        return await self._run(lease_calls.tenants(pool_id))
+
+    async def set_tenant(
+        self, pool_id: str, name: str, *, quota_bytes: int | None = None, priority: int = 0, weight: int = 1
+    ) -> TenantState:
+        call = lease_calls.set_tenant(pool_id, name, quota_bytes=quota_bytes, priority=priority, weight=weight)
+        return await self._run(call)
+
+    async def clear_prefixes(self, pool_id: str) -> None:
+        await self._run(lease_calls.clear_prefixes(pool_id))
+
+    async def contents(self, pool_id: str, group: int, *, page_token: str | None = None) -> ContentsPage:
+        return await self._run(lease_calls.contents(pool_id, group, page_token))
+
+    async def events(self, pool_id: str | None = None, *, after: str | None = None) -> AsyncIterator[Event]:
+        """For `async for`."""
+        reading = EventReading(pool_id, after, self._address.timeout_s)
+        while not reading.is_over:
+            try:
+                async for event in self._events(reading):
+                    yield event
+            except KvpageError as error:
+                await asyncio.sleep(reading.pause_s(error))
+
+    async def _events(self, reading: EventReading) -> AsyncIterator[Event]:
+        check_usable(self._pid, closed=self.closed)
+        request = reading.begin()
+        timeout = self._address.timeout(request)
+        try:
+            async with self._http.stream(
+                request.method, request.path, params=request.query, headers=request.all_headers, timeout=timeout
+            ) as response:
+                async for part in response.aiter_bytes():
+                    for event in reading.feed(response.status_code, part):
+                        yield event
+        except httpx.RequestError as error:
+            raise self._address.unreachable(error) from error
+        reading.end(response.status_code)
 
     async def devices(self) -> list[Device]:
         return await self._run(calls.devices())

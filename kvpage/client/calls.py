@@ -116,11 +116,11 @@ def plan_ranks(request: object) -> Call[RankedPlan]:
 
 
 def get_plan(plan_id: str) -> Call[Plan]:
-    return _proven(Plan, (yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}")))
+    return _proven(Plan, (yield Request(method="GET", path=f"/v1/plans/{segment('plan_id', plan_id)}")))
 
 
 def layout_svg(plan_id: str) -> Call[str]:
-    answer = yield Request(method="GET", path=f"/v1/plans/{_segment('plan_id', plan_id)}/layout.svg")
+    answer = yield Request(method="GET", path=f"/v1/plans/{segment('plan_id', plan_id)}/layout.svg")
     content = answer.checked()
     try:
         svg = content.decode()
@@ -155,8 +155,8 @@ def create_pool(
     }
     granted_s = _granted(wait_s)
     headers = {"Prefer": f"wait={math.ceil(granted_s)}"}
-    pool = yield from _get(
-        Request(method="POST", path="/v1/pools", body=_encode(asked), headers=headers, wait_s=granted_s), Pool
+    pool = yield from get(
+        Request(method="POST", path="/v1/pools", body=encode(asked), headers=headers, wait_s=granted_s), Pool
     )
     while pool.state == "creating" and (left_s := deadline_s - time.monotonic()) > 0:
         pool = yield from get_pool(pool.id, wait_s=left_s)
@@ -166,18 +166,18 @@ def create_pool(
 
 
 def pools() -> Call[list[Pool]]:
-    return (yield from _get(Request(method="GET", path="/v1/pools"), PoolList)).pools
+    return (yield from get(Request(method="GET", path="/v1/pools"), PoolList)).pools
 
 
 def get_pool(pool_id: str, *, wait_s: float) -> Call[Pool]:
-    return (yield from _get(_waiting("GET", pool_id, checked_seconds("wait_s", wait_s)), Pool))
+    return (yield from get(_waiting("GET", pool_id, checked_seconds("wait_s", wait_s)), Pool))
 
 
 def find_pool(name: str, device: str | None) -> Call[Pool]:
     query = {"name": checked_text("name", name)} | (
         {} if device is None else {"device": checked_text("device", device)}
     )
-    found = (yield from _get(Request(method="GET", path="/v1/pools", query=query), PoolList)).pools
+    found = (yield from get(Request(method="GET", path="/v1/pools", query=query), PoolList)).pools
     if not found:
         where = "" if device is None else f" on {device}"
         raise PoolNotFound(f"there is no pool named {shorten(repr(name))}{where}", details={"name": name})
@@ -205,16 +205,14 @@ def delete_pool(pool_id: str, *, wait_s: float, force: bool) -> Call[ForgottenPo
 
 
 def pool_tensors(pool_id: str) -> Call[PoolTensors]:
-    return (
-        yield from _get(Request(method="GET", path=f"/v1/pools/{_segment('pool_id', pool_id)}/tensors"), PoolTensors)
-    )
+    return (yield from get(Request(method="GET", path=f"/v1/pools/{segment('pool_id', pool_id)}/tensors"), PoolTensors))
 
 
 # --- the server ------------------------------------------------------------------------------------------------------
 
 
 def devices() -> Call[list[Device]]:
-    return (yield from _get(Request(method="GET", path="/v1/devices"), DeviceList)).devices
+    return (yield from get(Request(method="GET", path="/v1/devices"), DeviceList)).devices
 
 
 def health() -> Call[Health]:
@@ -225,7 +223,8 @@ def health() -> Call[Health]:
 # --- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _get(request: Request, kind: type[_Resource]) -> Call[_Resource]:
+def get(request: Request, kind: type[_Resource]) -> Call[_Resource]:
+    """What the answer says."""
     answer = yield request
     return _decode(answer.checked(), kind)
 
@@ -234,28 +233,29 @@ def _waiting(method: str, pool_id: str, wait_s: float, **query: str) -> Request:
     granted_s = _granted(wait_s)
     if granted_s:
         query["wait"] = f"{granted_s:.3f}"
-    path = f"/v1/pools/{_segment('pool_id', pool_id)}"
+    path = f"/v1/pools/{segment('pool_id', pool_id)}"
     return Request(method=method, path=path, query=query or None, wait_s=granted_s)
 
 
 def _request_json(request: object) -> bytes:
     """A plan request as JSON. A `PlanRequest` is sent without its defaults, as it was written."""
     if isinstance(request, Mapping):
-        return _encode(request)
+        return encode(request)
     dump = getattr(request, "model_dump", None)  # pydantic is imported by those who use its models, not here
     if dump is None:
         raise SpecInvalid(f"a plan request is a mapping or a PlanRequest, not {type(request).__name__}")
-    return _encode(dump(mode="json", exclude_unset=True))
+    return encode(dump(mode="json", exclude_unset=True))
 
 
 def _ranked_json(request: object) -> bytes:
     """All ranks of a model are asked for where the request does not name its ranks, as `kvpage.plan_ranks` reads it."""
     if isinstance(request, Mapping) and request.get("ranks") is None:
-        return _encode({**request, "ranks": "all"})
+        return encode({**request, "ranks": "all"})
     return _request_json(request)
 
 
-def _encode(value: Any) -> bytes:
+def encode(value: Any) -> bytes:
+    """As JSON. Raises `SpecInvalid` for what cannot be written so."""
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:  # ValueError: half of a surrogate pair, among others
@@ -286,6 +286,6 @@ def _granted(wait_s: float) -> float:
     return max(0.0, min(wait_s, MAX_WAIT_S))
 
 
-def _segment(field: str, identifier: str) -> str:
-    """`identifier` as one segment of a path."""
+def segment(field: str, identifier: str) -> str:
+    """`identifier` as one segment of a path. Raises `SpecInvalid`."""
     return quote(checked_text(field, identifier, max_bytes=MAX_IDENTIFIER_BYTES), safe=":")

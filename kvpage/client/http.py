@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
-from typing import Self, TypeVar
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
-from kvpage.client import calls
+from kvpage.client import calls, lease_calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
+from kvpage.client.block_resources import ContentsPage, LeaseState, TenantState
 from kvpage.client.calls import Answer, Call, Collected, Request
+from kvpage.client.events import Event, EventReading
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.unix_transport import UnixTransport
+from kvpage.errors import KvpageError
 from kvpage.plans import Plan
 from kvpage.ranked_plan import RankedPlan
+
+if TYPE_CHECKING:
+    from kvpage.client.http_lease import HttpLease
+    from kvpage.pages.block_lease import Clear
 
 _Result = TypeVar("_Result")
 
@@ -139,6 +148,114 @@ class Client:
     def pool_tensors(self, pool_id: str) -> PoolTensors:
         """Shape, byte strides and offset of every tensor in the pool's buffer."""
         return self._run(calls.pool_tensors(pool_id))
+
+    # --- leases, tenants and contents --------------------------------------------------------------------------------
+
+    def create_lease(
+        self,
+        pool_id: str,
+        *,
+        name: str,
+        ttl_s: float = 30.0,
+        tenant: str = "",
+        token: str | None = None,
+        clear: Clear | None = None,
+    ) -> HttpLease:
+        """A lease without blocks on a pool, on the terms of `tenant`.
+
+        It ends when nothing is asked of it for `ttl_s` (at most 60); `renew` it in time. `token`: what proves, to
+        `adopt_lease`, that one may (None: the server makes one); with one of your own you can adopt the lease also when
+        no answer came. `clear`: writes zeros into blocks that must be cleared before they are used.
+
+        Raises `Conflict` where the name is taken, `NotSupported` where the pool's blocks cannot be leased,
+        `PoolNotFound`, `SpecInvalid`, `TooManyClients`, `DeviceUnavailable`.
+        """
+        from kvpage.client.http_lease import HttpLease  # NumPy: not for clients without leases
+
+        call = lease_calls.create_lease(pool_id, name=name, ttl_s=ttl_s, tenant=tenant, token=token)
+        opened = self._run(call)
+        proof = str(opened.token or token)
+        return HttpLease(self, opened, name=name, token=proof, clear=clear, timeout_s=self._address.timeout_s)
+
+    def adopt_lease(
+        self,
+        pool_id: str,
+        *,
+        name: str,
+        token: str,
+        ttl_s: float = 30.0,
+        generation: int | None = None,
+        clear: Clear | None = None,
+    ) -> HttpLease:
+        """The lease of this name with all its blocks (`HttpLease.held`), from an owner that is there or not: that one
+        can do nothing with it any more. `generation`: refuse a lease that has had another owner since this one.
+
+        Raises as `create_lease`; `NotFound` where there is no such lease, `PermissionDenied` for a wrong token.
+        """
+        from kvpage.client.http_lease import HttpLease
+
+        call = lease_calls.adopt_lease(pool_id, name=name, token=token, ttl_s=ttl_s, generation=generation)
+        opened = self._run(call)
+        return HttpLease(self, opened, name=name, token=token, clear=clear, timeout_s=self._address.timeout_s)
+
+    def leases(self, pool_id: str) -> list[LeaseState]:
+        """The first 64 of the pool, without their ids and tokens."""
+        return self._run(lease_calls.leases(pool_id))
+
+    def tenants(self, pool_id: str) -> list[TenantState]:
+        """Those with settings, and those that have leases."""
+        return self._run(lease_calls.tenants(pool_id))
+
+    def set_tenant(
+        self, pool_id: str, name: str, *, quota_bytes: int | None = None, priority: int = 0, weight: int = 1
+    ) -> TenantState:
+        """Instead of the settings before. `quota_bytes`: most bytes of blocks that its leases may hold; the higher
+        `priority` (-100 to 100) is served strictly before the lower; `weight` (1 to 1,000) is the share among those of
+        the same priority. `name`: empty for the tenant of those who name none.
+        """
+        return self._run(
+            lease_calls.set_tenant(pool_id, name, quota_bytes=quota_bytes, priority=priority, weight=weight)
+        )
+
+    def clear_prefixes(self, pool_id: str) -> None:
+        """Forget every cached prefix of the pool, because the weights have changed."""
+        self._run(lease_calls.clear_prefixes(pool_id))
+
+    def contents(self, pool_id: str, group: int, *, page_token: str | None = None) -> ContentsPage:
+        """What the cached blocks of a group hold, in pages; `events` go on from its `cursor`.
+
+        Raises `StaleHandle` when the worker was replaced since the page before: list from the beginning then.
+        """
+        return self._run(lease_calls.contents(pool_id, group, page_token))
+
+    def events(self, pool_id: str | None = None, *, after: str | None = None) -> Iterator[Event]:
+        """Contents that come and go and states of pools, of one pool (until it is gone) or all, without end.
+
+        `after`: the `id` of an event, or the `cursor` of a list of contents; None: from now on. Goes on by itself when
+        the server is replaced; raises `DeviceUnavailable` when there is none for `timeout_s`, `PoolNotFound`,
+        `RateLimited` when too many read.
+        """
+        reading = EventReading(pool_id, after, self._address.timeout_s)
+        while not reading.is_over:
+            try:
+                yield from self._events(reading)
+            except KvpageError as error:
+                time.sleep(reading.pause_s(error))
+
+    def _events(self, reading: EventReading) -> Iterator[Event]:
+        """Those of one answer."""
+        check_usable(self._pid, closed=self.closed)
+        request = reading.begin()
+        timeout = self._address.timeout(request)
+        try:
+            with self._http.stream(
+                request.method, request.path, params=request.query, headers=request.all_headers, timeout=timeout
+            ) as response:
+                for part in response.iter_bytes():
+                    yield from reading.feed(response.status_code, part)
+        except httpx.RequestError as error:
+            raise self._address.unreachable(error) from error
+        reading.end(response.status_code)
 
     # --- the server --------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,12 @@ class Patience:
 
     def wait(self, error: KvpageError) -> None:
         """Return when it may be worth trying again after `error`. Raises it when it is not, or when time is over."""
+        time.sleep(self.pause_s(error))
+
+    def pause_s(self, error: KvpageError) -> float:
+        """As `wait`, for whoever pauses in another way: how long."""
         if not error.retryable or self.left_s <= 0:
             raise error
-        time.sleep(min(self.left_s, self._pause_s))
+        pause_s = min(self.left_s, self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return pause_s

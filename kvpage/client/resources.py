@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvpage.client.block_resources import PoolBlocks
+
 PoolStateName = Literal["creating", "ready", "failed", "deleting"]
 DeviceStateName = Literal["starting", "ready", "draining", "lost"]
 HealthStatus = Literal["ok", "ready", "not-ready", "draining"]
@@ -49,6 +51,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     holders: list[Holder]
     """The first few of them."""
     error: Failure | None = None
+    blocks: PoolBlocks | None = None
+    """Of a pool that was asked for by its id; None where no block of it can be leased, or no worker tells."""
 
 
 class PoolList(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,23 @@ from starlette.types import Receive, Scope, Send
 
 from kvpage._version import __version__
 from kvpage.planner.planner import plan as plan_request
-from kvpage_server import openapi, routes_health, routes_hold, routes_metrics, routes_plans, routes_pools
+from kvpage_server import (
+    openapi,
+    routes_events,
+    routes_health,
+    routes_hold,
+    routes_lease_blocks,
+    routes_leases,
+    routes_metrics,
+    routes_plans,
+    routes_pools,
+    routes_tenants,
+)
 from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, secret_token
 from kvpage_server.cached_plans import CachedPlans
+from kvpage_server.event_stream import EventStreams
 from kvpage_server.farewell import say_farewell
+from kvpage_server.http_leases import HttpLeases
 from kvpage_server.metrics import CountRequests, Metrics, ServiceMetrics
 from kvpage_server.plan_cache import PlanCache
 from kvpage_server.planning import Planner, PlanService
@@ -28,6 +41,17 @@ from kvpage_server.settings import Settings
 from kvpage_server.supervisor import Supervisor
 
 logger = logging.getLogger("kvpage.api")
+_ROUTES = (
+    routes_plans,
+    routes_pools,
+    routes_hold,
+    routes_leases,
+    routes_lease_blocks,
+    routes_tenants,
+    routes_events,
+    routes_health,
+    routes_metrics,
+)
 _DESCRIPTION = "Plans KV-cache page layouts and holds the memory for them. Errors are RFC 9457 problems; see /errors."
 
 
@@ -42,7 +66,6 @@ def create_app(
 
     `access`: default from the settings. `on_shutdown`: runs last, when nothing is served any more.
     """
-
     counted = ServiceMetrics()
 
     @contextlib.asynccontextmanager
@@ -53,7 +76,14 @@ def create_app(
             stack.callback(plans.close)
             supervisor = Supervisor(settings)
             metrics = Metrics(counted, supervisor.each)
-            app.state.services = Services(settings=settings, plans=plans, pools=supervisor, metrics=metrics)
+            app.state.services = Services(
+                settings=settings,
+                plans=plans,
+                pools=supervisor,
+                leases=HttpLeases(supervisor),
+                events=EventStreams(supervisor),
+                metrics=metrics,
+            )
             supervisor.start()
             announcing = asyncio.ensure_future(_announce(supervisor, settings.ready_fd))
             try:
@@ -75,11 +105,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    routes_plans.add_routes(app)
-    routes_pools.add_routes(app)
-    routes_hold.add_routes(app)
-    routes_health.add_routes(app)
-    routes_metrics.add_routes(app)
+    for routes in _ROUTES:
+        routes.add_routes(app)
     openapi.install(app)
     install_handlers(app)
     return app

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -14,9 +13,11 @@ from kvpage.client.resources import DeviceStateName
 from kvpage.errors import DeviceUnavailable, KvpageError, WorkerLost
 from kvpage.wire import messages
 from kvpage.wire.client import Reply, WorkerClient
+from kvpage_server.async_worker import AsyncWorker
 from kvpage_server.device_process import WatchedProcess, last_logged_line
 from kvpage_server.remote_hold import RemoteHold
 from kvpage_server.settings import Settings
+from kvpage_server.worker_threads import WorkerThreads
 
 logger = logging.getLogger("kvpage.api")
 
@@ -24,7 +25,6 @@ TICK_S = 5.0
 """How often the worker is asked for its pools; it also finds a lost worker whose process the kernel cannot name."""
 END_GRACE_S = 10.0
 EXTERNAL_RETRY_S = 0.25
-NUM_ASKING_THREADS, NUM_WAITING_THREADS = 8, 32
 FIRST_DELAY_S, LONGEST_DELAY_S, HEALTHY_S = 0.1, 10.0, 10.0
 
 _Body = TypeVar("_Body", bound=messages.Body)
@@ -54,21 +54,6 @@ class RestartDelay:
         delay_s = self._next_s
         self._next_s = min(max(2 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
         return delay_s
-
-
-class WorkerThreads:
-    """Where blocking requests to workers run. Those that are answered late have threads of their own, so that however
-    many of them wait, the others find a thread at once.
-    """
-
-    def __init__(self) -> None:
-        self.asking = ThreadPoolExecutor(NUM_ASKING_THREADS, thread_name_prefix="kvpage-worker-call")
-        self.waiting = ThreadPoolExecutor(NUM_WAITING_THREADS, thread_name_prefix="kvpage-worker-wait")
-
-    def shutdown(self) -> None:
-        """Waits until every request is answered."""
-        self.asking.shutdown()
-        self.waiting.shutdown()
 
 
 class DeviceLink:
@@ -130,6 +115,22 @@ class DeviceLink:
         """Like `ask_early`, for replies with descriptors, which the caller owns."""
         client = self._connected_client()
         return await self._noticing_loss(client, partial(client.request, body))
+
+    async def ask_after(self, first: messages.RequestBody, body: messages.RequestBody, kind: type[_Body]) -> _Body:
+        """Like `ask`, when `first` has been answered, of which nothing but an error is told."""
+        self._require_ready()
+        client = self._connected_client()
+
+        def ask() -> _Body:
+            client.request(first)
+            return client.ask(body, kind)
+
+        return await self._noticing_loss(client, ask)
+
+    async def open_apart(self) -> AsyncWorker:
+        """A connection of its own, which the caller closes, for one who waits long. Raises as `ask` does."""
+        self._require_ready()
+        return await AsyncWorker.open(self._settings.run_directory.worker_socket(self.device))
 
     async def ask_apart(self, body: messages.RequestBody, kind: type[_Body]) -> _Body:
         """Like `ask`, on a connection of its own: for answers that take long, while others want to ask too."""

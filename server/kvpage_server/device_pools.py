@@ -15,10 +15,11 @@ from kvpage.memory.device_names import names_device
 from kvpage.wire import leasing, messages, succession
 from kvpage.wire.channel import close_fds
 from kvpage.wire.messages import PoolState
-from kvpage_server.device_link import DeviceLink, WorkerThreads
+from kvpage_server.device_link import DeviceLink
 from kvpage_server.held_pools import HeldPool, HeldPools
 from kvpage_server.planning import EncodedPlan
 from kvpage_server.settings import Settings
+from kvpage_server.worker_threads import WorkerThreads
 
 logger = logging.getLogger("kvpage.api")
 
@@ -159,9 +160,13 @@ class DevicePools:
     async def blocks(self, pool_id: str) -> leasing.BlocksState | None:
         """Of a ready pool; None where none of its blocks can be leased, or it has gone. Raises as `link.ask` does."""
         try:
-            return await self.link.ask(leasing.DescribeBlocks(pool_id=pool_id), leasing.BlocksState)
+            return await self.leasable_blocks(pool_id)
         except (NotSupported, Conflict, PoolNotFound):
             return None
+
+    async def leasable_blocks(self, pool_id: str) -> leasing.BlocksState:
+        """As `blocks`. Raises `NotSupported` or `Conflict` with the reason where none can be leased, `PoolNotFound`."""
+        return await self.link.ask(leasing.DescribeBlocks(pool_id=pool_id), leasing.BlocksState)
 
     async def all_blocks(self) -> list[leasing.BlocksState]:
         """Of every ready pool whose blocks can be leased; none while the device has no worker."""

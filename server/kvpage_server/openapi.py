@@ -34,16 +34,16 @@ _WORKER = (502, 503)
 Answers = dict[int | str, dict[str, Any]]
 
 
-def _reference(schema: str) -> dict[str, Any]:
+def reference(schema: str) -> dict[str, Any]:
     return {"$ref": _TEMPLATE.format(schema)}
 
 
-def _body(schema: str) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(schema)}}}}
+def body(schema: str) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference(schema)}}}}
 
 
-def _answer(schema: str, description: str, **more: Any) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": _reference(schema)}}, **more}
+def answer(schema: str, description: str, **more: Any) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": reference(schema)}}, **more}
 
 
 def problems(*statuses: int) -> Answers:
@@ -54,20 +54,20 @@ def problems(*statuses: int) -> Answers:
 
 
 def answers(schema: str, *problem_statuses: int) -> Answers:
-    return {200: _answer(schema, "OK"), **problems(*problem_statuses)}
+    return {200: answer(schema, "OK"), **problems(*problem_statuses)}
 
 
 def _plans(description: str) -> dict[str, Any]:
     """A plan, or with `ranks` in the request the plans of all."""
-    schema = {"anyOf": [_reference("Plan"), _reference("RankedPlan")]}
+    schema = {"anyOf": [reference("Plan"), reference("RankedPlan")]}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
-def _query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+def query(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
 
 
-def _links(parameter: str, pointer: str, *operations: str) -> dict[str, Any]:
+def links(parameter: str, pointer: str, *operations: str) -> dict[str, Any]:
     """Operations that take a value of the answer's body."""
     return {
         operation: {"operationId": operation, "parameters": {parameter: f"$response.body#{pointer}"}}
@@ -75,7 +75,7 @@ def _links(parameter: str, pointer: str, *operations: str) -> dict[str, Any]:
     }
 
 
-def _headers(*, required: bool = True, **descriptions: str) -> dict[str, Any]:
+def headers(*, required: bool = True, **descriptions: str) -> dict[str, Any]:
     return {
         name.replace("_", "-"): {"description": text, "schema": {"type": "string"}, "required": required}
         for name, text in descriptions.items()
@@ -87,45 +87,45 @@ _PREFER = {
     "name": "Prefer", "in": "header", "required": False, "schema": {"type": "string"},
     "description": "`wait=N`: wait up to N seconds (at most 30) for the memory to be committed",
 }  # fmt: skip
-PLAN_REQUEST_BODY = _body("PlanRequest")
-POOL_REQUEST_BODY = {**_body("PoolRequest"), "parameters": [_PREFER]}
+PLAN_REQUEST_BODY = body("PlanRequest")
+POOL_REQUEST_BODY = {**body("PoolRequest"), "parameters": [_PREFER]}
 DETAIL_PARAMETER = {
-    "parameters": [_query("detail", "`groups` leaves the layers out", {"type": "string", "enum": ["full", "groups"]})]
+    "parameters": [query("detail", "`groups` leaves the layers out", {"type": "string", "enum": ["full", "groups"]})]
 }
 POOL_FILTERS = {
     "parameters": [
-        _query("name", "only pools of this name", {"type": "string"}),
-        _query("device", "only pools on this device", {"type": "string"}),
+        query("name", "only pools of this name", {"type": "string"}),
+        query("device", "only pools on this device", {"type": "string"}),
     ]
 }
 WAIT_PARAMETER = {
-    "parameters": [_query("wait", "seconds to wait, at most 30, while the pool is creating or deleting", _WAIT)]
+    "parameters": [query("wait", "seconds to wait, at most 30, while the pool is creating or deleting", _WAIT)]
 }
 DELETE_PARAMETERS = {
     "parameters": [
-        _query("wait", "seconds that holders may take to let go, at most 30", _WAIT),
-        _query("force", "forget a pool that is still held then", {"type": "string", "enum": ["true", "false"]}),
+        query("wait", "seconds that holders may take to let go, at most 30", _WAIT),
+        query("force", "forget a pool that is still held then", {"type": "string", "enum": ["true", "false"]}),
     ]
 }
-VERBOSE_PARAMETER = {"parameters": [_query("verbose", "name every check", {"type": "string"})]}
+VERBOSE_PARAMETER = {"parameters": [query("verbose", "name every check", {"type": "string"})]}
 
-_PLAN_HEADERS = _headers(ETag="Of these bytes; the plan never changes")
+_PLAN_HEADERS = headers(ETag="Of these bytes; the plan never changes")
 _NEW_PLAN = {
-    "headers": _headers(
+    "headers": headers(
         required=False,  # the plans of several ranks have neither as a whole
         ETag="Of these bytes; the plan never changes",
         Location="Where the plan is",
     ),
-    "links": _links("plan_id", "/plan_id", "get_plan", "get_layout_svg"),
+    "links": links("plan_id", "/plan_id", "get_plan", "get_layout_svg"),
 }
 _POOL = {
-    "headers": _headers(Location="Where the pool is"),
-    "links": _links("pool_id", "/id", "get_pool", "delete_pool", "get_pool_tensors"),
+    "headers": headers(Location="Where the pool is"),
+    "links": links("pool_id", "/id", "get_pool", "delete_pool", "get_pool_tensors"),
 }
 PLAN_ANSWERS: Answers = {
     200: {
         "description": "The plan, or with `detail=groups` the plan without its layers",
-        "content": {"application/json": {"schema": {"anyOf": [_reference("Plan"), _reference("PlanGroups")]}}},
+        "content": {"application/json": {"schema": {"anyOf": [reference("Plan"), reference("PlanGroups")]}}},
         "headers": _PLAN_HEADERS,
     },
     304: {"description": "The caller has the plan already (If-None-Match)"},
@@ -135,7 +135,7 @@ PICTURE_ANSWERS: Answers = {
     200: {
         "description": "Pages, padding, slabs and strides to scale; light or dark as the reader prefers",
         "content": {"image/svg+xml": {"schema": {"type": "string"}}},
-        "headers": _headers(ETag="Of these bytes; the picture changes with the version of kvpage only"),
+        "headers": headers(ETag="Of these bytes; the picture changes with the version of kvpage only"),
     },
     304: {"description": "The caller has the picture already (If-None-Match)"},
     **problems(404, 422, 429),
@@ -148,13 +148,13 @@ POST_PLAN_ANSWERS: Answers = {
 POOL_LIST_ANSWERS = answers("PoolList", 422, *_WORKER)
 POOL_ANSWERS = answers("Pool", 404, 422, *_WORKER)
 POST_POOL_ANSWERS: Answers = {
-    200: _answer("Pool", "A pool of this name and plan was there already", **_POOL),
-    201: _answer("Pool", "The pool is ready", **_POOL),
-    202: _answer("Pool", "The memory is being committed; Location has the pool", **_POOL),
+    200: answer("Pool", "A pool of this name and plan was there already", **_POOL),
+    201: answer("Pool", "The pool is ready", **_POOL),
+    202: answer("Pool", "The memory is being committed; Location has the pool", **_POOL),
     **problems(400, 409, 410, 413, 415, 422, 429, *_WORKER),
 }
 DELETE_POOL_ANSWERS: Answers = {
-    200: _answer("ForgottenPool", "The pool is gone, its memory is in use until its holders have let go"),
+    200: answer("ForgottenPool", "The pool is gone, its memory is in use until its holders have let go"),
     204: {"description": "The memory is given back"},
     **problems(404, 409, 422, *_WORKER),
 }
@@ -172,9 +172,9 @@ TENSOR_ANSWERS = answers("PoolTensors", 404, 422, 429, *_WORKER)
 DEVICE_ANSWERS = answers("DeviceList", 422, 502)
 LIVE_ANSWERS = answers("Health")
 READY_ANSWERS: Answers = {
-    200: _answer("Health", "Ready"),
+    200: answer("Health", "Ready"),
     **problems(),
-    503: _answer("Health", "Not ready"),
+    503: answer("Health", "Not ready"),
 }
 METRICS_ANSWERS: Answers = {
     200: {"description": "Prometheus' text format; docs/metrics.md", "content": {"text/plain": {}}},
@@ -223,23 +223,24 @@ def _document(app: FastAPI) -> dict[str, Any]:
 def _problem_answer(status: int) -> dict[str, Any]:
     codes = sorted(code for code, kind in ERRORS_BY_CODE.items() if kind.http_status == status)
     listed = ", ".join(f"`{code}`" for code in codes)
-    return {"description": f"Problem {listed}", "content": {PROBLEM_JSON: {"schema": _reference("Problem")}}}
+    return {"description": f"Problem {listed}", "content": {PROBLEM_JSON: {"schema": reference("Problem")}}}
 
 
 def _schemas() -> dict[str, Any]:
     from kvpage.request import PlanRequest
     from kvpage.request_model import describe as describe_model
-    from kvpage_server.routes_pools import PoolRequest  # it imports this module for its routes
+    from kvpage_server.openapi_leases import KINDS
+    from kvpage_server.routes_pools import PoolRequest  # these import this module
 
     plan_request = PlanRequest.model_json_schema(ref_template=_TEMPLATE.format("{model}"))
     describe_model(plan_request)
     schemas: dict[str, Any] = plan_request.pop("$defs", {})
     schemas["PlanRequest"] = plan_request
     kinds = [Plan, RankedPlan, Problem, PoolRequest, resources.Pool, resources.PoolList, resources.PoolTensors]
-    kinds += [resources.ForgottenPool, resources.DeviceList, resources.Health]
+    kinds += [resources.ForgottenPool, resources.DeviceList, resources.Health, *KINDS]
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE.format("{name}"))
     schemas.update(components)
-    schemas["PoolRequest"]["properties"]["request"] = _reference("PlanRequest")
+    schemas["PoolRequest"]["properties"]["request"] = reference("PlanRequest")
     schemas["PlanGroups"] = _without(schemas["Plan"], "layers")
     return schemas
 

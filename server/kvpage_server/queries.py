@@ -11,6 +11,7 @@ from kvpage_server.plan_cache import Form
 
 MAX_WAIT_S = 30.0
 
+_GROUP = re.compile(r"0|[1-9][0-9]{0,3}")
 _SECONDS = re.compile(r"[0-9]{1,64}(\.[0-9]{1,64})?([eE][+-]?[0-9]{1,3})?")  # a number as JSON has it
 
 
@@ -30,6 +31,14 @@ def known_query(request: Request, *names: str) -> dict[str, str]:
 def query_wait_s(request: Request) -> float:
     """Of `?wait=N`, the only parameter."""
     return wait_s(known_query(request, "wait"))
+
+
+def group_of(query: dict[str, str]) -> int:
+    """Of `group`, which must be there. Raises `SpecInvalid`."""
+    given = query.get("group", "")
+    if not _GROUP.fullmatch(given):
+        raise SpecInvalid(f"group is {shorten(repr(given))}; it must be the number of one of the plan's groups, from 0")
+    return int(given)
 
 
 def is_true(query: dict[str, str], name: str) -> bool:

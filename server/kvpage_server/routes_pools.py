@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from kvpage import strict_json
+from kvpage.client.block_resources import PoolBlocks
 from kvpage.client.resources import DeviceList, Failure, ForgottenPool, Holder, Pool, PoolList, PoolTensor, PoolTensors
 from kvpage.errors import Conflict, FieldError, KvpageError, SpecInvalid, error_from_code, shorten
 from kvpage.models.options import MAX_RANKS
@@ -18,15 +17,14 @@ from kvpage.plans import Plan
 from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server import openapi
-from kvpage_server.bodies import json_body, preferred_wait_s
+from kvpage_server.bodies import json_body, parsed, preferred_wait_s
 from kvpage_server.device_pools import NewPool
 from kvpage_server.encoded_plans import EncodedPlan, EncodedRanks
+from kvpage_server.json_answers import json_answer
 from kvpage_server.queries import is_true, known_query, query_wait_s, wait_s
 from kvpage_server.services import Services, services_of
 
 MAX_NAME_BYTES = 256
-
-_FAULT_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 
 
 class PoolRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,20 +86,25 @@ async def post_pool(request: Request) -> Response:
     headers = {"Location": f"/v1/pools/{pool.pool_id}"}
     if granted_s > 0:
         headers["Preference-Applied"] = f"wait={granted_s:.0f}"
-    return _json(pool_resource(pool), status, headers)
+    return json_answer(pool_resource(pool), status, headers)
 
 
 async def get_pools(request: Request) -> Response:
     """`?name=` and `?device=` choose."""
     query = known_query(request, "name", "device")
     pools = await services_of(request).pools.pools(device=query.get("device"), name=query.get("name"))
-    return _json(PoolList(pools=[pool_resource(pool) for pool in pools]))
+    return json_answer(PoolList(pools=[pool_resource(pool) for pool in pools]))
 
 
 async def get_pool(request: Request, pool_id: str) -> Response:
     """`?wait=N` waits while the pool is creating or deleting."""
-    pool = await services_of(request).pools.pool(pool_id, wait_s=query_wait_s(request))
-    return _json(pool_resource(pool))
+    pools = services_of(request).pools
+    pool = await pools.pool(pool_id, wait_s=query_wait_s(request))
+    blocks = await pools.blocks(pool_id) if pool.state == "ready" else None
+    if blocks is None:
+        return json_answer(pool_resource(pool))
+    shown = msgspec.convert(blocks, PoolBlocks, from_attributes=True)
+    return json_answer(msgspec.structs.replace(pool_resource(pool), blocks=shown))
 
 
 async def delete_pool(request: Request, pool_id: str) -> Response:
@@ -112,7 +115,7 @@ async def delete_pool(request: Request, pool_id: str) -> Response:
     deleted = await services_of(request).pools.delete_pool(pool_id, wait_s=wait_s(query), force=is_true(query, "force"))
     if deleted.pinned_bytes is None:
         return Response(status_code=204)
-    return _json(
+    return json_answer(
         ForgottenPool(
             id=pool_id,
             pinned_bytes=deleted.pinned_bytes,
@@ -132,7 +135,7 @@ async def get_tensors(request: Request, pool_id: str) -> Response:
 
 async def get_devices(request: Request) -> Response:
     known_query(request)
-    return _json(DeviceList(devices=await services_of(request).pools.devices()))
+    return json_answer(DeviceList(devices=await services_of(request).pools.devices()))
 
 
 def pool_resource(pool: PoolState) -> Pool:
@@ -191,26 +194,13 @@ def _of_rank(made: EncodedPlan | EncodedRanks, rank: int | None) -> EncodedPlan:
 
 
 def _pool_request(body: bytes, max_bytes: int) -> PoolRequest:
-    value = strict_json.loads(body, max_bytes=max_bytes)
-    if not isinstance(value, Mapping):
-        raise SpecInvalid(f"a pool request is a JSON object, not {type(value).__name__}")
-    try:
-        asked = msgspec.convert(value, PoolRequest, strict=True)
-    except msgspec.ValidationError as error:
-        raise _located(str(error)) from None
+    asked = parsed(body, PoolRequest, max_bytes)
     size_bytes = len(asked.name.encode())
     if not 1 <= size_bytes <= MAX_NAME_BYTES or not asked.name.isprintable():
         name = f"name '{shorten(asked.name)}' has {size_bytes} bytes"
         text = f"{name}; it must have 1 to {MAX_NAME_BYTES}, and printable characters only"
         raise SpecInvalid(text, errors=[FieldError("/name", text)])
     return asked
-
-
-def _located(message: str) -> SpecInvalid:
-    found = _FAULT_PATH.search(message)
-    text = shorten(message[: found.start()] if found else message)
-    pointer = strict_json.pointer(found[1]) if found and found[1] else ""
-    return SpecInvalid(f"{pointer or 'the pool request'}: {text}", errors=[FieldError(pointer, text)])
 
 
 def _failure(pool: PoolState) -> KvpageError:
@@ -244,8 +234,3 @@ def _tensors(pool: PoolState, plan_json: bytes) -> bytes:
             tensors=tensors,
         )
     )
-
-
-def _json(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    all_headers = {"Cache-Control": "no-store", **(headers or {})}
-    return Response(msgspec.json.encode(value), status, all_headers, "application/json")

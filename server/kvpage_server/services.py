@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
+from kvpage_server.event_stream import EventStreams
+from kvpage_server.http_leases import HttpLeases
 from kvpage_server.metrics import Metrics
 from kvpage_server.planning import PlanService
 from kvpage_server.settings import Settings
@@ -17,6 +19,8 @@ class Services:
     settings: Settings
     plans: PlanService
     pools: Supervisor
+    leases: HttpLeases
+    events: EventStreams
     metrics: Metrics
 
 

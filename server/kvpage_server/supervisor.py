@@ -16,15 +16,16 @@ from kvpage.errors import (
     PlanNotFound,
     PoolNotFound,
     SpecInvalid,
+    WorkerLost,
     shorten,
 )
 from kvpage.memory.device_names import is_cuda_name
 from kvpage.wire import leasing, messages
 from kvpage.wire.messages import PoolState
-from kvpage_server.device_link import WorkerThreads
 from kvpage_server.device_pools import Creation, DevicePools, NewPool
 from kvpage_server.remote_hold import RemoteHold
 from kvpage_server.settings import Settings
+from kvpage_server.worker_threads import WorkerThreads
 
 logger = logging.getLogger("kvpage.api")
 
@@ -129,6 +130,25 @@ class Supervisor:
         """
         owner, _ = await self._find(pool_id)
         return await owner.delete(pool_id, timeout_s=wait_s, force=force, stopping=self._stopping)
+
+    async def owner(self, pool_id: str) -> DevicePools:
+        """The device that has the pool; nobody is asked about one that is held. Raises `PoolNotFound`."""
+        for pools in self._devices.values():
+            if pool_id in pools.held:
+                return pools
+        owner, _ = await self._find(pool_id)
+        return owner
+
+    async def blocks(self, pool_id: str) -> leasing.BlocksState | None:
+        """None where none can be leased, or nobody can tell now."""
+        try:
+            return await (await self.owner(pool_id)).blocks(pool_id)
+        except (DeviceUnavailable, WorkerLost, PoolNotFound):
+            return None
+
+    async def leasable_blocks(self, pool_id: str) -> leasing.BlocksState:
+        """As `blocks`, or the reason why not: `NotSupported`, `Conflict`, and what keeps the worker from telling."""
+        return await (await self.owner(pool_id)).leasable_blocks(pool_id)
 
     async def hold(self, pool_id: str) -> RemoteHold:
         """Raises `Conflict` for a pool whose memory no handle names."""

@@ -28,14 +28,21 @@ def signatures(kind: type) -> dict[str, str]:
     }
 
 
+# Leases are of two kinds, of which one cannot clear memory in the middle of an await; and events come one by one.
+OF_ITS_OWN_KIND = {"create_lease", "adopt_lease", "events"}
+
+
 def test_both_clients_have_the_same_methods_with_the_same_parameters() -> None:
-    assert signatures(kvpage.AsyncClient) == signatures(kvpage.Client)
+    of_async, of_sync = signatures(kvpage.AsyncClient), signatures(kvpage.Client)
+    assert of_async.keys() == of_sync.keys()
+    assert {name for name in of_sync if of_async[name] != of_sync[name]} == OF_ITS_OWN_KIND
     assert len(signatures(kvpage.Client)) > 8
 
 
 def test_every_method_of_the_one_is_awaited() -> None:
     for name in signatures(kvpage.AsyncClient):
-        assert inspect.iscoroutinefunction(getattr(kvpage.AsyncClient, name)), name
+        member = getattr(kvpage.AsyncClient, name)
+        assert inspect.iscoroutinefunction(member) or (name == "events" and inspect.isasyncgenfunction(member)), name
 
 
 def test_the_comparison_sees_a_difference() -> None:

@@ -385,7 +385,7 @@ def test_a_pool_whose_control_block_was_spoilt_is_refused_and_shown(no_leaks: No
                 assert shown.error is not None
                 assert shown.error.code == "protocol-error"
                 assert "checksum" in shown.error.message
-                assert client.get_pool(sound.id) == sound
+                assert client.find_pool("sound") == sound
                 with pytest.raises(PoolNotFound):
                     kvpage.attach("spoilt", run_dir=str(run_dir))
                 client.delete_pool(spoilt.id)

@@ -11,7 +11,8 @@ import pytest
 
 from kvpage.errors import TooLarge
 from kvpage.wire import messages
-from kvpage_server.device_link import DeviceLink, WorkerThreads
+from kvpage_server.device_link import DeviceLink
+from kvpage_server.worker_threads import WorkerThreads
 from support.api_in_process import settings_without_worker
 from support.worker_process import WorkerProcess
 
