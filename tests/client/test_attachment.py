@@ -25,6 +25,7 @@ from kvpage.errors import (
 from kvpage.memory.base import Mapping
 from kvpage.plans import Plan
 from kvpage.wire import messages
+from support.eventually import until
 from support.leaks import Holdings
 from support.plan_requests import small_request
 from support.worker_process import WorkerProcess
@@ -102,7 +103,7 @@ def test_a_tensor_outlives_its_attachment_and_keeps_the_hold(worker: WorkerProce
     assert num_holders(worker, pool_id) == 1, "the memory is mapped, so the worker must know"
     del view
     gc.collect()
-    assert num_holders(worker, pool_id) == 0
+    until(lambda: num_holders(worker, pool_id) == 0)
     with pytest.raises(StaleHandle, match="closed"):
         kv.tensor("target.0")
 
@@ -113,10 +114,10 @@ def test_closing_a_connection_ends_no_attachment_made_through_it(worker: WorkerP
         first, second = connection.attach("mimo"), connection.attach("mimo")
     assert num_holders(worker, pool_id) == 2
     first.close()
-    assert num_holders(worker, pool_id) == 1
+    until(lambda: num_holders(worker, pool_id) == 1)
     second.tensor("target.0").fill_(1)
     second.close()
-    assert num_holders(worker, pool_id) == 0
+    until(lambda: num_holders(worker, pool_id) == 0)
     with pytest.raises(StaleHandle, match="connect again"):
         connection.attach("mimo")
 
@@ -175,7 +176,7 @@ def test_nothing_is_left_when_an_attach_fails_at_its_last_step(worker: WorkerPro
             connection.attach("mimo", wrap=refuse)
         gc.collect()
         assert Holdings.now().leaks_since(before) == []
-        assert num_holders(worker, pool_id) == 0
+        until(lambda: num_holders(worker, pool_id) == 0)
         connection.attach("mimo").close()
 
 
@@ -196,7 +197,7 @@ def test_a_wrap_that_makes_no_tensor_of_the_whole_is_refused(worker: WorkerProce
     with pytest.raises(SpecInvalid, match="wrap"):
         kvpage.attach("mimo", run_dir=str(worker.run_directory.path), wrap=wrap)
     gc.collect()
-    assert num_holders(worker, pool_id) == 0
+    until(lambda: num_holders(worker, pool_id) == 0)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ def test_a_pool_with_a_wrong_plan_is_not_attached(
     with pytest.raises(error):
         attach(worker)
     gc.collect()
-    assert num_holders(worker, pool_id) == 0
+    until(lambda: num_holders(worker, pool_id) == 0)
 
 
 def test_names_that_do_not_exist(worker: WorkerProcess, tmp_path: Path) -> None:
@@ -263,4 +264,4 @@ def test_a_connection_closed_in_the_middle_of_an_attach_stays_until_the_attachme
     kv = connection.attach("mimo", wrap=close_first)
     assert num_holders(worker, pool_id) == 1
     kv.close()
-    assert num_holders(worker, pool_id) == 0
+    until(lambda: num_holders(worker, pool_id) == 0)

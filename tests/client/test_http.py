@@ -157,7 +157,7 @@ def test_holders_are_shown_and_keep_the_pool(service: ApiService, client: Client
         with pytest.raises(Conflict) as raised:
             client.delete_pool(pool.id)
         assert raised.value.details["holders"][0]["client_name"] == "engine 0"
-    client.delete_pool(pool.id)
+    client.delete_pool(pool.id, wait_s=60)
 
 
 def test_problems_are_the_errors_they_name(client: Client) -> None:

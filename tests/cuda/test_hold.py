@@ -22,7 +22,7 @@ from kvpage.memory.cuda_device import find_device
 from kvpage.memory.cuda_driver import CudaDriver
 from kvpage.memory.cuda_mapping import map_handle
 from kvpage_server.routes_hold import COMMENT_S
-from support.api_service import ApiService, children_of
+from support.api_service import ApiService, children_of, kill_process
 from support.eventually import until
 from support.fakecuda import FakeDevices
 from support.fakecuda_here import wrap_double
@@ -126,7 +126,7 @@ def test_memory_is_kept_for_a_stream_when_the_worker_dies(service: ApiService, d
     pool_id = create(service, handle_kind="cuda_ipc")
     with held(service, pool_id):
         worker = service.worker_pid()
-        os.kill(worker, signal.SIGKILL)
+        kill_process(worker)
         with service.client() as client:
             until(lambda: client.devices()[0].worker_pid not in (None, worker))
             client.delete_pool(pool_id, wait_s=60)

@@ -32,7 +32,7 @@ from kvpage.memory.host import HostMemory
 from kvpage.wire import messages
 from kvpage_server.worker_device import cuda_memory
 from kvpage_server.worker_import import import_pool
-from support.api_service import ApiService
+from support.api_service import ApiService, kill_process
 from support.eventually import until
 from support.fakecuda import FakeDevice, FakeDevices, fake_uuid, live
 from support.fakecuda_here import wrap_double
@@ -91,7 +91,7 @@ def test_the_death_of_a_worker_loses_no_byte(devices: FakeDevices, run_dir: Path
         pool = client.create_pool(request(), device="cuda:1", name="mimo")
         before = attach(run_dir)
         before.tensor("a.2").fill_(7)
-        os.kill(service.worker_pid(), signal.SIGKILL)
+        kill_process(service.worker_pid())
         after = attach(run_dir, epoch=before.epoch)
         before.tensor("a.3").fill_(8)
         assert after.tensor("a.2").eq(7).all()
@@ -112,7 +112,7 @@ def test_the_death_of_the_api_process_and_then_the_worker_loses_no_byte(devices:
         worker = first.worker_pid()
         first.kill()
         with ApiService(run_dir, "--device", "cuda:0") as second:
-            os.kill(worker, signal.SIGKILL)
+            kill_process(worker)
             with attach(run_dir, epoch=before.epoch) as after:
                 assert after.tensor("a.0").eq(5).all()
             before.close()
@@ -128,7 +128,7 @@ def test_both_dying_leaves_the_clients_their_bytes_and_a_new_epoch(devices: Fake
         before.tensor("a.0").fill_(5)
         worker = service.worker_pid()
         service.kill()
-        os.kill(worker, signal.SIGKILL)
+        kill_process(worker)
         with ApiService(run_dir, "--device", "cuda:0"):
             with pytest.raises((StaleHandle, KvpageError)):
                 kvpage.attach("mimo", run_dir=str(run_dir), wrap=wrap_double, epoch=before.epoch, timeout_s=0)

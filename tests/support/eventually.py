@@ -1,4 +1,8 @@
-"""Waiting for something in another process that offers no event to wait for."""
+"""Waiting for something in another process that offers no event to wait for.
+
+The end of one client and the request of another reach a worker in no order: the kernel names a connection that was
+just served before one that changed since. So a test that ends one party and asks another what became of it waits.
+"""
 
 from __future__ import annotations
 

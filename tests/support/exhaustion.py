@@ -20,7 +20,7 @@ from kvpage.plans import Plan
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from support.api_service import ApiService
-from support.eventually import TIMEOUT_S
+from support.eventually import TIMEOUT_S, until
 from support.leaks import Holdings
 from support.pools import OVERHEAD_BYTES, PLAN, PLAN_ID, attach_pool, create_pool
 from support.raw_client import RawClient
@@ -50,6 +50,11 @@ def _worker(
         assert worker.settles_at(num_fds, client, settle_s), "descriptors are left"
 
 
+def num_clients(client: WorkerClient) -> int:
+    """How many the worker has by now: one that has left is one of them until the worker looks."""
+    return client.ask(messages.DescribeDevice(), messages.DeviceState).num_clients
+
+
 def slow_clients(run_dir: Path) -> str:
     """Clients that ask for descriptors and never take them, as many as the worker admits, do not block others."""
     with _worker(run_dir, max_fds=FEW_FDS) as worker, worker.client() as good, contextlib.ExitStack() as stack:
@@ -57,7 +62,9 @@ def slow_clients(run_dir: Path) -> str:
         num_slow = 0
         with contextlib.suppress(TooManyClients):
             while num_slow < FEW_FDS:
+                before = num_clients(good)
                 worker.client().close()  # is there room for one more?
+                until(lambda before=before: num_clients(good) == before)  # type: ignore[misc]
                 slow = stack.enter_context(RawClient(worker.socket_path))
                 slow.send(messages.Attach(name="mimo"))
                 num_slow += 1
@@ -79,8 +86,9 @@ def more_clients_than_files(run_dir: Path) -> str:
                 clients.append(stack.enter_context(worker.client()))
         except TooManyClients as error:
             refused = error.code
+        before = num_clients(clients[1])
         clients[0].close()
-        clients[1].request(messages.ListPools())  # answered after the worker has seen the other one leave
+        until(lambda: num_clients(clients[1]) == before - 1)
         clients.append(stack.enter_context(worker.client()))
         for client in clients[1:]:
             client.request(messages.ListPools())

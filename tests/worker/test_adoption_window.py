@@ -11,6 +11,7 @@ from kvpage.errors import PermissionDenied, PoolNotFound, RateLimited, StaleHand
 from kvpage.wire import messages, succession
 from kvpage.wire.channel import close_fds
 from kvpage_server.worker_limits import Limits
+from support.eventually import until
 from support.pools import PLAN, PLAN_ID, SIZE_BYTES, create_pool, export_pool, finish_adoption
 from support.raw_client import RawClient
 from support.worker_process import WorkerProcess
@@ -119,6 +120,7 @@ def test_who_leaves_while_waiting_is_forgotten(kept: Kept, successor: WorkerProc
         client.ask(messages.DescribeDevice())
     kept.hand_to(successor)
     with successor.client() as client:
+        until(lambda: client.ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 1)
         assert client.ask(messages.FindPool(name="mimo"), messages.PoolState).holders == []
 
 
@@ -148,6 +150,8 @@ def test_a_worker_that_ends_when_its_keeper_has_gone_leaves_nothing_to_wait_for(
     with worker.client(role="api") as keeper:
         _, fds = export_pool(keeper, create_pool(keeper).pool_id)
     close_fds(fds)
+    with worker.client() as client:  # the signal might overtake the end of the keeper
+        until(lambda: client.ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 1)
     assert worker.terminate() == 0
     with WorkerProcess(run_dir, "--adopt-within", "600") as successor, successor.client() as client:
         assert client.ask(messages.ListPools(), messages.PoolList).pools == []

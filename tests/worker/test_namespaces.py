@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvpage.wire import messages
+from support.eventually import until
 from support.pools import SIZE_BYTES, attach_pool, contents, create_pool
 from support.remote_client import RemoteClient
 from support.worker_process import WorkerProcess
@@ -58,4 +59,4 @@ def test_the_hold_of_a_client_apart_ends_with_its_death(worker: WorkerProcess, a
         [holder] = client.ask(messages.GetPool(pool_id=pool.pool_id), messages.PoolState).holders
         assert holder.client_name == "afar"
         remote.end()
-        assert client.ask(messages.GetPool(pool_id=pool.pool_id), messages.PoolState).holders == []
+        until(lambda: client.ask(messages.GetPool(pool_id=pool.pool_id), messages.PoolState).holders == [])

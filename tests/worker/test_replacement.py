@@ -24,6 +24,7 @@ from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_takeover import Takeover
 from support.api_service import kill_process, worker_pids
+from support.eventually import until
 from support.pools import PLAN, PLAN_ID, attach_pool, contents, create_pool
 from support.raw_client import RawClient
 from support.remote_client import RemoteClient
@@ -70,7 +71,7 @@ def test_the_command_leaves_clients_as_they_were(worker: WorkerProcess, run_dir:
         with pytest.raises(Conflict):
             client.request(messages.DeletePool(pool_id=pool.pool_id))
         remote.kill()
-        assert holders(client) == ["engine"]
+        until(lambda: holders(client) == ["engine"])
         attached, again = attach_pool(client)
         assert attached.hold_id == 3  # numbers go on, so no old one names a new hold
         for mapped in (again, mapping):
@@ -338,7 +339,7 @@ def test_draining_is_taken_back_when_whoever_asked_leaves(worker: WorkerProcess)
         with RawClient(worker.socket_path, role="api") as asking:
             asking.send(succession.DrainWorker(timeout_s=600))
             asking.ask(messages.ListPools())
-        assert client.ask(messages.DescribeDevice(), messages.DeviceState).state == "ready"
+        until(lambda: client.ask(messages.DescribeDevice(), messages.DeviceState).state == "ready")
         mapping.close()
 
 

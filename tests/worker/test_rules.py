@@ -18,6 +18,7 @@ from kvpage.wire import messages
 from kvpage.wire.channel import MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, close_fds, header
 from kvpage.wire.client import WorkerClient
 from kvpage_server.worker_limits import Limits
+from support.eventually import until
 from support.pools import attach_pool, create_pool
 from support.raw_client import RawClient
 from support.worker_process import WorkerProcess
@@ -133,7 +134,7 @@ def test_a_request_cut_off_by_the_end_of_its_client_leaves_nothing(worker: Worke
 @given(data=st.binary(max_size=300), num_fds=st.integers(0, 3), greet=st.booleans())
 def test_random_bytes_never_harm_the_worker(worker: WorkerProcess, data: bytes, num_fds: int, greet: bool) -> None:
     with worker.client() as bystander:
-        bystander.request(messages.ListPools())  # answered after the worker has seen the one before leave
+        until(lambda: bystander.ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 1)
         before = worker.num_fds()
         with RawClient(worker.socket_path, hello=greet) as client:
             fds = null_fds(num_fds if data else 0)
@@ -215,7 +216,7 @@ def test_a_client_that_never_reads_is_closed_and_its_holds_end(run_dir: Path) ->
             poll = select.poll()
             poll.register(silent.socket, 0)  # only the end of the connection
             assert poll.poll(60_000)
-        assert bystander.ask(messages.ListPools(), messages.PoolList).pools[0].holders == []
+        until(lambda: bystander.ask(messages.ListPools(), messages.PoolList).pools[0].holders == [])
 
 
 def test_a_client_that_reads_late_but_reads_gets_every_reply(run_dir: Path) -> None:
@@ -251,6 +252,7 @@ def test_clients_beyond_the_limit_are_turned_away_until_one_leaves(run_dir: Path
             worker.client()
         assert clients[1].ask(messages.ListPools(), messages.PoolList).pools == []
         clients.pop().close()
+        until(lambda: clients[0].ask(messages.DescribeDevice(), messages.DeviceState).num_clients == 2)
         clients.append(worker.client())
         for client in clients:
             client.close()

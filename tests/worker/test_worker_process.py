@@ -205,7 +205,7 @@ def test_no_descriptor_leaks_over_many_pools_and_clients(worker: WorkerProcess) 
             with worker.client() as other:
                 _, mapping = attach_pool(other, f"pool {number}")
                 mapping.close()
-            client.ask(messages.DeletePool(pool_id=pool.pool_id), messages.PoolDeleted)
+            client.ask(messages.DeletePool(pool_id=pool.pool_id, timeout_s=60), messages.PoolDeleted)
         assert worker.settles_at(before, client)
 
 
