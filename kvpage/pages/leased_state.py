@@ -82,12 +82,14 @@ class LeasedState:
 
     def _mend(self) -> None:
         """After something went wrong in the middle: as a new process would find it, but that leases go on."""
+        self._require_open()
         self.holdings.recover()
         self.book.mend()
         self.blocks.close()
-        before = self.index.snapshot().hashes
-        counts = self.prefix.counts
+        index, counts = self.index, self.prefix.counts
+        before = index.snapshot().hashes
         self._find_blocks()
+        vars(index).clear()  # the pool before, which is a cycle, refers to it
         self.prefix.went_on(counts)
         for lease in self.book.with_reservations():
             if lease.parent is not None:
@@ -99,11 +101,11 @@ class LeasedState:
     def close(self) -> None:
         """Let go of the buffer, which keeps its state; the pool is of no more use."""
         if not self._is_closed:
-            self._is_closed = True
+            self._is_closed, self.whole.is_whole = True, False
             for lease in self.book.with_reservations():
                 lease.state = "ended"
             self.blocks.close()
-            vars(self.index).clear()  # the pool, which is a cycle, refers to it
+            vars(self.index).clear()  # as above
             self.holdings.close()
             self.book.close()
             del self._parts
@@ -127,6 +129,7 @@ class LeasedState:
 
     def held(self, lease: Lease) -> dict[int, HeldBlocks]:
         """By group, what the lease holds, without its reservations. Looks at every block."""
+        self._require_open()
         return self._by_group(self.holdings.held_by(lease.row))
 
     def _by_group(self, held: Held) -> dict[int, HeldBlocks]:
@@ -136,10 +139,12 @@ class LeasedState:
             found[group] = HeldBlocks(self.geometry.ids_at(group, held.slots[mine]), held.times[mine])
         return found
 
-    def _refuse(self, lease: Lease) -> None:
-        """Why nothing can be done with a lease that has ended."""
+    def _require_open(self) -> None:
         if self._is_closed:
             raise Conflict("the pool is closed")
+
+    def _refuse(self, lease: Lease) -> None:
+        """Why nothing can be done with a lease that has ended."""
         raise StaleHandle(
             f"{lease.lease_id} was closed, or another has adopted it; open a lease, or adopt this one by its name and"
             " token",

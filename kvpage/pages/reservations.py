@@ -20,9 +20,9 @@ def reserve(pool: LeasedPool, lease: Lease, counts: Counts) -> Lease:
     """Blocks that nobody else is given, for `commit_reservation` or `close_lease`. Nobody is told which they are, so
     they are given back when the process ends. Raises as `LeasedPool.do`, and `TooManyClients`.
     """
-    if lease.state == "ended":
-        pool.do(lease, Step())  # says why not
     with pool.whole:
+        if lease.state == "ended":
+            pool.do(lease, Step())  # says why not
         reservation = pool.book.reserve(lease)
         try:
             reservation.reserved = pool.do(reservation, Step(allocate=counts)).ids
