@@ -102,13 +102,12 @@ class WaitingRoom:
         ticket = self._enter(lease, counts, work, answer)
         try:
             self._room.pump(self._try)
+            ticket.has_waited = ticket.is_waiting
+            self._counts_of(ticket).waited += ticket.is_waiting
         except BaseException:
             self._room.remove(ticket)
             raise
         finally:
-            if ticket.is_waiting:
-                ticket.has_waited = True
-                self._counts_of(ticket).waited += 1
             self._tell()
         return ticket if ticket.is_waiting else None
 
@@ -120,9 +119,13 @@ class WaitingRoom:
 
     def give_up_all(self, tickets: Iterable[Ticket]) -> None:
         """None of them waits any more, or is served because another of them has given up."""
-        left = [ticket for ticket in tickets if self._room.remove(ticket)]
+        left = []
+        for ticket in tickets:
+            ticket.answer = None
+            if self._room.remove(ticket):
+                left.append(ticket)
         for ticket in left:
-            ticket.is_waiting, ticket.answer = False, None
+            ticket.is_waiting = False
             counts = self._counts_of(ticket)
             counts.given_up += 1
             counts.waited_s += self._clock() - ticket.since_s

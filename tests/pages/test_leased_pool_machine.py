@@ -423,4 +423,4 @@ def sets_of(grant: Grant | None) -> dict[int, set[int]]:
 
 
 TestLeases = Leases.TestCase
-TestLeases.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=30)
+TestLeases.settings = settings(max_examples=settings().max_examples // 2, stateful_step_count=30)
