@@ -183,13 +183,16 @@ class Holdings:
         """The holder holds these slots, which nobody holds, once. `serial`: see `given`."""
         self._arrays.set(slots, serial << SERIAL_AT | group << HOLDER_BITS | holder)
 
-    def move(self, before: int, holder: int, group: int, slots: Places, serial: int) -> None:
-        """One holding of each of these slots, which `before` has, is the holder's."""
+    def move(self, before: int, holder: int, group: int, slots: Places, serial: int) -> int:
+        """One holding of each of these slots, which `before` has, is the holder's; returns how many of them it did not
+        hold before."""
         is_shared = self._holding.take(slots) & SHARED == SHARED
         self.give(holder, group, slots[~is_shared], serial)
+        num_new = len(slots) - int(np.count_nonzero(is_shared))
         for slot in slots[is_shared].tolist():
-            self._share_one(holder, group, slot, 1)
+            num_new += self._share_one(holder, group, slot, 1)
             self._take_shared(before, slot, 1)
+        return num_new
 
     def share(self, holder: int, group: int, slots: Places, times: Ints) -> int:
         """The holder holds these slots so many times more; returns how many of them it did not hold before.

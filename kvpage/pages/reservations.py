@@ -52,9 +52,9 @@ def commit_reservation(pool: LeasedPool, reservation: Lease, counts: Counts | No
         serial = pool.holdings.begin(lease.row, key, sum(map(len, taken.values())))
         for group, ids in taken.items():
             slots = pool.geometry.slots_of(group, ids.astype(np.intp))
-            pool.holdings.move(reservation.row, lease.row, group, slots, serial)
+            num_new = pool.holdings.move(reservation.row, lease.row, group, slots, serial)
             pool.usage.change(reservation, {group: -len(ids)})
-            pool.usage.change(lease, {group: len(ids)})
+            pool.usage.change(lease, {group: num_new})
         grant = Grant(ids=taken, clear={group: ids for group, ids in clear.items() if len(ids)})
         reservation.reserved = left
         pool.holdings.end()
