@@ -50,6 +50,8 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     born: int = 0
     """When that process began, in clock ticks since boot; 0: not known."""
     client_name: str = ""
+    key: int = 0
+    """Of the request by which that process became its owner."""
     ttl_s: float = 0.0
     """It ends when it was not renewed for so long; 0: it is bound to a connection."""
     keep_s: float = 0.0
@@ -130,7 +132,11 @@ class LeaseRecords:
 
     def change(self, row: int, record: LeaseRecord) -> None:
         half = 2 if self._rows[2 * row] == 1 else 1
-        _pack(_encoder.encode(record), self._half(row, half), "<H", f"lease {record.name}")
+        try:
+            data = _encoder.encode(record)
+        except UnicodeEncodeError as error:
+            raise SpecInvalid(f"lease {record.name}: what its owner is called is no text that can be kept") from error
+        _pack(data, self._half(row, half), "<H", f"lease {record.name}")
         self._rows[2 * row] = half
 
     def remove(self, row: int) -> None:
