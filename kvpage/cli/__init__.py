@@ -1,4 +1,4 @@
-"""What a person types: `kvpage plan`, `serve`, `worker`, `pools`, `demo`."""
+"""What a person types: `kvpage plan`, `serve`, `worker`, `pools`, `top`, `demo`."""
 
 from __future__ import annotations
 

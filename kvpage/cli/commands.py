@@ -15,6 +15,7 @@ from kvpage.cli import pools
 from kvpage.cli.output import prepare_streams, print_error
 from kvpage.cli.planning import plan
 from kvpage.cli.simulate import simulate
+from kvpage.cli.top import top
 from kvpage.errors import DeviceUnavailable, KvpageError, SpecInvalid
 
 app = typer.Typer(
@@ -64,6 +65,7 @@ def options(
 
 app.command()(plan)
 app.command()(simulate)
+app.command()(top)
 
 
 @app.command(context_settings=_PASS_ON)
