@@ -146,10 +146,13 @@ class Leasing:
     def open(self, connection: Connection, request_id: int, body: leasing.OpenLease) -> None:
         pool = self.blocks.chosen(body.pool_id, body.pool_name)
         blocks = self.blocks.of(pool)
+        if body.token is not None and blocks.pool.book.is_of(body.name, body.key):
+            self.adopt(connection, request_id, _same(body, pool))
+            return
         self._check_owner(connection, body.ttl_s)
         opened = blocks.pool.open(
             body.name,
-            _owner(connection),
+            _owner(connection, body.key),
             tenant=body.tenant,
             token=body.token,
             ttl_s=body.ttl_s,
@@ -164,13 +167,15 @@ class Leasing:
         blocks = self.blocks.of(pool)
         there = blocks.pool.book.named(body.name)
         before = there.lease_id
-        if body.generation is not None and body.generation != there.record.generation:
+        is_same = blocks.pool.book.is_of(body.name, body.key)  # its owner has not heard that it is
+        if body.generation not in (None, there.record.generation) and not is_same:
             raise StaleHandle(
                 f"lease {shorten(body.name)} is of generation {there.record.generation}, not {body.generation}: another"
                 " has adopted it; it is not yours any more"
             )
         self._check_owner(connection, body.ttl_s)
-        lease = blocks.pool.adopt(body.name, body.token, _owner(connection), ttl_s=body.ttl_s, keep_s=body.keep_s)
+        owner = _owner(connection, body.key)
+        lease = blocks.pool.adopt(body.name, body.token, owner, ttl_s=body.ttl_s, keep_s=body.keep_s)
         old = self.table.pop(before)
         if old is not None:
             self._forget(old, stale(before))
@@ -224,8 +229,10 @@ class Leasing:
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def close(self, connection: Connection, request_id: int, body: leasing.CloseLease) -> None:
-        self._end(self.table.get(body.lease_id, connection), owner_died=False)
+        served = self.table.get(body.lease_id, connection)
+        self._end(served, owner_died=False)
         connection.reply(request_id, leasing.LeaseClosed(lease_id=body.lease_id))
+        self._release_hold(served)  # after the answer: a worker that is draining may end here
 
     def disconnected(self, connection: Connection) -> None:
         """Its leases are nobody's now, and their blocks stay until its process is gone."""
@@ -257,7 +264,7 @@ class Leasing:
         record = served.lease.record
         log("lease_owner_gone", pool_id=served.pool.pool_id, name=record.name, blocks=served.lease.blocks)
         if not record.keep_s:
-            self._end(served, owner_died=True)
+            self._end(served, owner_died=True)  # it is no hold any more
             return
         served.lease.state = "kept"
         self._end_at(served, self._loop.clock() + record.keep_s)
@@ -270,12 +277,13 @@ class Leasing:
     def _run_out(self, served: ServedLease) -> None:
         log("lease_ran_out", pool_id=served.pool.pool_id, name=served.lease.record.name)
         self._end(served, owner_died=True)
+        self._release_hold(served)
 
     def _end(self, served: ServedLease, *, owner_died: bool) -> None:
+        """The hold that it was is still to be released."""
         self._forget(served, stale(served.lease.lease_id))
         served.blocks.pool.close_lease(served.lease, owner_died=owner_died)
         served.blocks.room.room_was_made()
-        self._release_hold(served)
 
     def _forget(self, served: ServedLease, why: KvpageError) -> None:
         """It is nobody's, and whoever waits is told so."""
@@ -318,11 +326,23 @@ class Leasing:
             self._forget_waiters(served, error)
 
 
-def _owner(connection: Connection) -> Owner:
+def _same(body: leasing.OpenLease, pool: Pool) -> leasing.AdoptLease:
+    """By which its owner goes on with a lease that was opened, and who did not hear so."""
+    return leasing.AdoptLease(
+        pool_id=pool.pool_id,
+        name=body.name,
+        token=str(body.token),
+        ttl_s=body.ttl_s,
+        keep_s=body.keep_s,
+        key=body.key,
+    )
+
+
+def _owner(connection: Connection, key: int) -> Owner:
     from kvpage.pages.leases import Owner
 
     pid = connection.peer.pid
-    return Owner(pid=pid, born=born(pid) if pid else 0, client_name=connection.client_name)
+    return Owner(pid=pid, born=born(pid) if pid else 0, client_name=connection.client_name, key=key)
 
 
 def _holder_name(lease_name: str) -> str:

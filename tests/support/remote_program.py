@@ -14,7 +14,7 @@ from typing import Any
 from kvpage.errors import KvpageError
 from kvpage.memory.base import Mapping
 from kvpage.memory.kinds import memory_kind
-from kvpage.wire import messages
+from kvpage.wire import leasing, messages
 from kvpage.wire.client import WorkerClient
 
 
@@ -56,6 +56,22 @@ class Program:
         assert self.mapping is not None
         assert offset + size_bytes <= self.mapping.size_bytes
         return {"data": ctypes.string_at(self.mapping.address + offset, size_bytes).decode()}
+
+    def open_lease(self, **options: Any) -> dict[str, Any]:
+        assert self.client is not None
+        opened = self.client.ask(leasing.OpenLease(**options), leasing.LeaseOpened)
+        return {"lease_id": opened.lease_id, "token": opened.token}
+
+    def allocate(self, *, lease_id: str, count: int, wait_s: float = 0.0) -> dict[str, Any]:
+        assert self.client is not None
+        step = leasing.TakeStep(lease_id=lease_id, allocate={0: count}, wait_s=wait_s)
+        return {"ids": list(memoryview(self.client.ask(step, leasing.Granted).ids[0]).cast("I"))}
+
+    def hang_up(self) -> dict[str, Any]:
+        """And live on."""
+        assert self.client is not None
+        self.client.close()
+        return {}
 
     def become(self, *, uid: int, gid: int, groups: list[int]) -> dict[str, Any]:
         """For the rest of its life; a fresh interpreter of another user might not be allowed to read Python itself."""

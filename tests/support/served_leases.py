@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ class ServedPools:
         self._kept[pool.pool_id] = (reply.body.chunks, reply.fds)
         return pool
 
-    def delete(self, pool_id: str) -> None:
+    def delete(self, pool_id: str, *, force: bool = False) -> None:
         self._drop(pool_id)
-        self.keeper.ask(messages.DeletePool(pool_id=pool_id), messages.PoolDeleted)
+        self.keeper.ask(messages.DeletePool(pool_id=pool_id, force=force), messages.PoolDeleted)
 
     def _drop(self, pool_id: str) -> None:
         for fd in self._kept.pop(pool_id)[1]:
@@ -50,11 +51,20 @@ class ServedPools:
     def blocks(self, pool_id: str) -> leasing.BlocksState:
         return self.keeper.ask(leasing.DescribeBlocks(pool_id=pool_id), leasing.BlocksState)
 
-    def kill(self) -> None:
+    def kept_fds(self, pool_id: str) -> list[int]:
+        """Of the chunks and the control block."""
+        return self._kept[pool_id][1]
+
+    def num_mapped(self) -> int:
+        """States of pools that the worker has mapped."""
+        return Path(f"/proc/{self.worker.pid}/maps").read_text().count("/memfd:")
+
+    def kill(self, before_adoption: Callable[[], None] = lambda: None) -> None:
         """kill -9, and a successor that is handed what was kept."""
         self.keeper.close()
         self.worker.kill()
         self.worker = WorkerProcess(self.run_dir)
+        before_adoption()
         self.keeper = self.worker.client(role="api")
         for chunks, fds in self._kept.values():
             self.keeper.ask(messages.AdoptPool(chunks=chunks), messages.PoolState, fds)
