@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -58,7 +59,7 @@ def open_lease(
 ) -> SocketLease:
     """A lease on blocks of the pool of this name, without blocks at first. Needs only the worker.
 
-    `token`: what proves, to `adopt_lease`, that one may; None: the worker makes one. `keep_s`: how long its blocks stay
+    `token`: what proves, to `adopt_lease`, that one may; None: a new one. `keep_s`: how long its blocks stay
     when this process dies, for one who adopts them. `clear`: `Attachment.clear`, for blocks that must be cleared before
     they are used. `timeout_s`: for the worker's answers, and to go on trying while none answers.
 
@@ -66,12 +67,14 @@ def open_lease(
     pool's blocks cannot be leased, `TooManyClients`, `SpecInvalid`, `WorkerLost`, `DeviceUnavailable`,
     `PermissionDenied`.
     """
+    token = secrets.token_hex(16) if token is None else token  # made here: an answer may be lost
     body = leasing.OpenLease(
         pool_name=checked_text("pool", pool, max_bytes=MAX_NAME_BYTES),
         name=checked_text("name", name, max_bytes=MAX_NAME_BYTES),
         tenant=tenant,
         token=token,
         keep_s=checked_seconds("keep_s", keep_s),
+        key=_new_key(),
     )
     return _begin(body, token, clear, device, run_dir, client_name, timeout_s)
 
@@ -97,13 +100,14 @@ def adopt_lease(
         name=checked_text("name", name, max_bytes=MAX_NAME_BYTES),
         token=checked_text("token", token),
         keep_s=checked_seconds("keep_s", keep_s),
+        key=_new_key(),
     )
     return _begin(body, token, clear, device, run_dir, client_name, timeout_s)
 
 
 def _begin(
     body: leasing.OpenLease | leasing.AdoptLease,
-    token: str | None,
+    token: str,
     clear: Clear | None,
     device: str | None,
     run_dir: str | None,
@@ -126,7 +130,7 @@ def _begin(
             except BaseException:
                 client.close()
                 raise
-            return SocketLease(door, client, body, opened, opened.token or str(token), clear)
+            return SocketLease(door, client, body, opened, token, clear)
         except KvpageError as error:
             patience.wait(error)
 
@@ -163,6 +167,7 @@ class SocketLease(BlockLease):
         self._door, self._client = door, client
         self._asked, self._opened, self._token = asked, opened, token
         self._pid, self._era = os.getpid(), 0
+        self._adoption_key = _new_key()
 
     def __repr__(self) -> str:
         return f"<SocketLease {self.name} of {self._opened.pool_id}, {'closed' if self.closed else 'open'}>"
@@ -260,6 +265,7 @@ class SocketLease(BlockLease):
                 token=self._token,
                 generation=self._opened.generation,
                 keep_s=self._asked.keep_s,
+                key=self._adoption_key,  # the same one until it is known to be done
             )
             try:
                 self._opened = client.ask(body, leasing.LeaseOpened)
@@ -268,6 +274,7 @@ class SocketLease(BlockLease):
                     f"lease {self.name} has ended: {error.message}; open another", details=error.details
                 ) from error
             undo.pop_all()
+        self._adoption_key = _new_key()
         self._leave()
         self._client = client
 
@@ -383,6 +390,10 @@ class SocketReservation(Reservation):
 
     def give_back(self) -> None:
         self._lease._end_reservation(self._reservation_id)
+
+
+def _new_key() -> int:
+    return 1 + secrets.randbits(61)
 
 
 def _packed(ids: Ids) -> bytes:

@@ -38,6 +38,8 @@ class Owner(NamedTuple):
     pid: int = 0
     born: int = 0
     client_name: str = ""
+    key: int = 0
+    """Of the request by which it became the owner; 0: of none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +169,7 @@ class LeaseBook:
             )
         record = LeaseRecord(
             lease_id=_new_id(), name=name, tenant=tenant, digest=_digest(token), ttl_s=ttl_s, keep_s=keep_s,
-            pid=owner.pid, born=owner.born, client_name=owner.client_name,
+            pid=owner.pid, born=owner.born, client_name=owner.client_name, key=owner.key,
         )  # fmt: skip
         with self._whole:
             lease = Lease(self._records.add(record), record, [0] * self._num_groups)
@@ -177,6 +179,11 @@ class LeaseBook:
     def next_row(self) -> int:
         """The row of the lease or reservation that comes next. Raises `TooManyClients`."""
         return self._records.next_row()
+
+    def is_of(self, name: str, key: int) -> bool:
+        """Whether the lease of this name has its owner by the request with this key."""
+        lease = self._by_name.get(name)
+        return bool(key) and lease is not None and lease.record.key == key
 
     def proved(self, name: str, token: str) -> Lease:
         """The lease of this name. Raises `NotFound`, and `PermissionDenied` unless that is its token."""
@@ -189,7 +196,7 @@ class LeaseBook:
         """The same lease with another id and owner; what it was before has ended, and had no reservations."""
         record = replace(
             lease.record, lease_id=_new_id(), generation=lease.record.generation + 1, ttl_s=ttl_s, keep_s=keep_s,
-            pid=owner.pid, born=owner.born, client_name=owner.client_name,
+            pid=owner.pid, born=owner.born, client_name=owner.client_name, key=owner.key,
         )  # fmt: skip
         adopted = Lease(lease.row, record, lease.blocks, last_grant=lease.last_grant)
         with self._whole:

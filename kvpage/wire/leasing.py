@@ -52,6 +52,9 @@ class OpenLease(Body, frozen=True, kw_only=True):
     """It ends when it is not renewed for so long, and is bound to no connection; 0: it is bound to this one."""
     keep_s: KeepS = 0.0
     """How long its blocks stay, for one who adopts it, when its owner has died."""
+    key: Key = 0
+    """For one who asks again because no answer came: with this key and `token` the lease that is there is the answer.
+    """
 
 
 class AdoptLease(Body, frozen=True, kw_only=True):
@@ -65,6 +68,8 @@ class AdoptLease(Body, frozen=True, kw_only=True):
     """Refuse a lease that has had another owner since this one."""
     ttl_s: TtlS = 0.0
     keep_s: KeepS = 0.0
+    key: Key = 0
+    """For one who asks again because no answer came: that it has been adopted with this key is no reason to refuse."""
 
 
 class RenewLease(Body, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from support.worker_process import WorkerProcess
 PROGRAM = Path(__file__).with_name("dying_program.py")
 
 
-def _command(run_dir: Path, step: int, program: str) -> list[str]:
+def dying_command(run_dir: Path, step: int | str, program: str) -> list[str]:
     fifo = _fifo(run_dir)
     if not fifo.exists():
         os.mkfifo(fifo)
@@ -31,10 +31,10 @@ def arm(pid: int, run_dir: Path) -> None:
 
 
 class DyingWorker(WorkerProcess):
-    """Dies right before its `step`-th call of the system after `arm`; 0 for never."""
+    """Dies right before its `step`-th call of the system after `arm`, or of any function: `any40`; 0 for never."""
 
-    def __init__(self, run_dir: Path, step: int = 0, *, device: str = "host") -> None:
-        super().__init__(run_dir, device=device, command=_command(run_dir, step, "worker"))
+    def __init__(self, run_dir: Path, step: int | str = 0, *arguments: str, device: str = "host") -> None:
+        super().__init__(run_dir, *arguments, device=device, command=dying_command(run_dir, step, "worker"))
 
     def arm(self) -> None:
         arm(self.pid, self.run_directory.path)
@@ -44,7 +44,7 @@ class DyingApi(ApiService):
     """Dies as `DyingWorker` does; its workers are somebody else's."""
 
     def __init__(self, run_dir: Path, step: int = 0, *, device: str = "host", wait_ready: bool = True) -> None:
-        command = _command(run_dir, step, "serve")
+        command = dying_command(run_dir, step, "serve")
         super().__init__(run_dir, "--external-workers", "--device", device, command=command, wait_ready=wait_ready)
 
     def arm(self) -> None:

@@ -1,12 +1,16 @@
-"""Run as a program: kvpage's server with a bomb in it. `dying_program.py STEP FIFO serve|worker …`
+"""Run as a program: kvpage's server, or another program, with a bomb in it.
 
-Once armed it kills itself, as `kill -9` would, right before its STEP-th call of the system counted from then. Signal
-USR1 arms it, and the fifo then ends for whoever reads it; FIFO `-` arms it from the start. STEP 0 never happens.
+`dying_program.py STEP FIFO serve|worker …`, `dying_program.py STEP FIFO PROGRAM.py …`
+
+Once armed it kills itself, as `kill -9` would, right before its STEP-th call of the system counted from then. STEP
+`any40`: right before its 40th call of any function. Signal USR1 arms it, and the fifo then ends for whoever reads it;
+FIFO `-` arms it from the start. STEP 0 never happens.
 """
 
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -28,19 +32,20 @@ def is_step(function: Any) -> bool:
 
 
 class Bomb:
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: str) -> None:
         self.armed = False
-        self._left = step
+        self._is_any = step.startswith("any")
+        self._left = int(step.removeprefix("any"))
 
     def profile(self, frame: FrameType, event: str, function: Any) -> None:
-        if self.armed and event == "c_call" and is_step(function):
+        if self.armed and event in ("c_call", "call") and (self._is_any or (event == "c_call" and is_step(function))):
             self._left -= 1
             if self._left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:
-    step, fifo = int(sys.argv[1]), sys.argv[2]
+    step, fifo = sys.argv[1:3]
     sys.argv[1:] = sys.argv[3:]
     bomb = Bomb(step)
 
@@ -52,6 +57,10 @@ def main() -> int:
     bomb.armed = fifo == "-"
     threading.setprofile(bomb.profile)
     sys.setprofile(bomb.profile)
+    if sys.argv[1].endswith(".py"):
+        del sys.argv[0]
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        return 0
     from kvpage_server.__main__ import main as run
 
     return run()
