@@ -135,7 +135,7 @@ def test_a_held_pool_is_not_deleted_and_its_holders_are_named(shared_service: Ap
         assert [holder["client_name"] for holder in shown["holders"]] == ["engine 0"]
         problem = assert_problem(http.delete(path), "conflict")
         assert [holder["client_name"] for holder in problem["details"]["holders"]] == ["engine 0"]
-    assert http.delete(path).status_code == 204
+    assert http.delete(path, params={"wait": "30"}).status_code == 204
 
 
 def test_a_deletion_waits_for_holders_as_long_as_it_is_told_to(shared_service: ApiService, http: httpx.Client) -> None:
