@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvpage import errors
 from kvpage.wire import messages, succession
 from kvpage.wire.messages import RequestFrame
+from support import lease_messages
 
 PLAN_ID = "sha256:" + "0123456789abcdef" * 4
 EPOCH = "0123456789abcdef" * 2
@@ -48,6 +49,7 @@ REQUESTS: list[messages.RequestBody] = [
     succession.TakeConnection(number=3),
     succession.FinishTakeOver(),
     succession.DrainWorker(timeout_s=2.5, lose_pools=True),
+    *lease_messages.REQUESTS,
 ]
 REPLIES: list[messages.ReplyBody] = [
     messages.Welcome(
@@ -85,6 +87,7 @@ REPLIES: list[messages.ReplyBody] = [
     ),
     succession.TakeOverFinished(),
     succession.WorkerDrained(num_pools=1),
+    *lease_messages.REPLIES,
 ]
 
 
@@ -137,6 +140,16 @@ def test_every_error_keeps_its_class_message_and_details(kind: type[errors.Kvpag
         {"type": "create_pool", "name": "n", "plan_id": PLAN_ID, "plan": b"", "buffer_size_bytes": 2**62 + 1},
         {"type": "create_pool", "name": "n", "plan_id": "sha256:12", "plan": b"", "buffer_size_bytes": 1},
         {"type": "wait_pool", "pool_id": POOL_ID, "timeout_s": -1},
+        {"type": "close_lease", "lease_id": "lease-1"},
+        {"type": "open_lease", "pool_id": POOL_ID, "name": "n", "ttl_s": 61.0},
+        {"type": "open_lease", "pool_id": POOL_ID, "name": "n", "token": "short"},
+        {"type": "take_step", "lease_id": lease_messages.LEASE_ID, "allocate": {0: -1}},
+        {"type": "take_step", "lease_id": lease_messages.LEASE_ID, "allocate": {0: 2**31}},
+        {"type": "take_step", "lease_id": lease_messages.LEASE_ID, "allocate": {2**15: 1}},
+        {"type": "take_step", "lease_id": lease_messages.LEASE_ID, "key": -1},
+        {"type": "take_step", "lease_id": lease_messages.LEASE_ID, "free": {0: [1, 2]}},
+        {"type": "reserve", "lease_id": lease_messages.LEASE_ID, "blocks": {0: 1}, "ttl_s": 0},
+        {"type": "read_events", "pool_id": POOL_ID, "at_most": 0},
         {"type": "wait_pool", "pool_id": POOL_ID, "timeout_s": float("nan")},
         {"type": "wait_pool", "pool_id": POOL_ID, "timeout_s": float("inf")},
         {"type": "hello", "version": 1, "role": "root"},

@@ -8,7 +8,8 @@ import typing
 import msgspec
 import pytest
 
-from kvpage.wire import channel, messages, succession
+from kvpage.pages import arrays, holding_arrays, lease_records
+from kvpage.wire import channel, leasing, messages, succession
 from kvpage.wire.channel import Frame, FrameReader, header
 from support.checkout import ROOT
 
@@ -76,7 +77,42 @@ REPLY_TO: dict[type[msgspec.Struct], type[msgspec.Struct]] = {
     succession.TakeConnection: succession.ConnectionTaken,
     succession.FinishTakeOver: succession.TakeOverFinished,
     succession.DrainWorker: succession.WorkerDrained,
+    leasing.OpenLease: leasing.LeaseOpened,
+    leasing.AdoptLease: leasing.LeaseOpened,
+    leasing.RenewLease: leasing.LeaseRenewed,
+    leasing.CloseLease: leasing.LeaseClosed,
+    leasing.TakeStep: leasing.Granted,
+    leasing.TakePrefix: leasing.PrefixTaken,
+    leasing.FindPrefix: leasing.PrefixFound,
+    leasing.Reserve: leasing.Reserved,
+    leasing.CommitReservation: leasing.Granted,
+    leasing.EndReservation: leasing.ReservationEnded,
+    leasing.DescribeLease: leasing.LeaseDescribed,
+    leasing.ListHeld: leasing.HeldList,
+    leasing.InspectBlocks: leasing.BlocksInspected,
+    leasing.FindContents: leasing.ContentsFound,
+    leasing.DescribeBlocks: leasing.BlocksState,
+    leasing.SetTenants: leasing.TenantsSet,
+    leasing.ReadEvents: leasing.EventList,
+    leasing.ListContents: leasing.ContentList,
+    leasing.ClearContents: leasing.ContentsCleared,
 }
+DESCRIBED_ONCE = (messages.PoolState, leasing.LeaseOpened, leasing.Granted)  # beside one of the requests they answer
+
+
+PARTS = (
+    messages.Holder,
+    messages.WireError,
+    messages.ChunkInfo,
+    leasing.ComputedBlocks,
+    leasing.GroupBlocks,
+    leasing.TenantState,
+    leasing.TenantSettings,
+    leasing.LeaseState,
+    leasing.PrefixState,
+    leasing.Latency,
+    leasing.ContentEvent,
+)
 
 
 def type_name(kind: type[msgspec.Struct]) -> str:
@@ -89,11 +125,11 @@ def test_every_request_has_a_section_with_its_fields_and_its_reply(kind: type[ms
     assert text
     assert missing_fields(kind, text) == []
     assert f"`{type_name(reply)}`" in text
-    if reply is not messages.PoolState:
+    if reply not in DESCRIBED_ONCE:
         assert missing_fields(reply, text) == []
 
 
-@pytest.mark.parametrize("kind", [messages.PoolState, messages.Holder, messages.WireError, messages.ChunkInfo])
+@pytest.mark.parametrize("kind", [*DESCRIBED_ONCE, *PARTS], ids=lambda kind: kind.__name__)
 def test_the_parts_of_messages_are_described(kind: type[msgspec.Struct]) -> None:
     described = TEXT.replace('"', "`")
     assert missing_fields(kind, described) == []
@@ -112,6 +148,16 @@ def test_the_check_of_fields_fires() -> None:
         f"at most {messages.MAX_PLAN_BYTES >> 20} MiB",
         f"the first {messages.MAX_HOLDERS_NAMED} of them",
         f"0 to {messages.MAX_WAIT_S}",
+        f"0 to {leasing.MAX_TTL_S:.0f})",
+        f"0 to {leasing.MAX_KEEP_S:.0f})",
+        f"up to {leasing.MAX_RESERVED_S:.0f})",
+        f"at most {leasing.MAX_BLOCKS_GRANTED:,} blocks",
+        f"the first {leasing.MAX_LEASES_NAMED} leases",
+        f"{holding_arrays.MAX_HOLDERS:,} leases and reservations",
+        f"`{holding_arrays.MAGIC.to_bytes(8, 'little')[:7].decode()}`",
+        f"`{arrays.MAGIC.to_bytes(8, 'little')[:7].decode()}`",
+        f"`{lease_records.MAGIC.to_bytes(8, 'little')[:7].decode()}`",
+        f"{lease_records.RECORDS_BYTES:,} bytes",
         f"This is version {messages.PROTOCOL_VERSION}.",
     ],
 )
