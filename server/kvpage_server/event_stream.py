@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class EventStreams:
         if self._num_open >= MAX_STREAMS:
             raise RateLimited(f"{MAX_STREAMS} streams of events are open; close one")
 
-    async def read(self, pool_id: str | None, cursors: dict[str, Cursor]) -> AsyncIterator[bytes]:
+    async def read(self, pool_id: str | None, cursors: dict[str, Cursor]) -> AsyncGenerator[bytes, None]:
         """The bytes of a stream, until the server ends, or the only pool of it goes."""
         self._num_open += 1
         stream = _Stream(self._pools, pool_id, cursors)
@@ -83,7 +83,7 @@ class _Stream:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def parts(self) -> AsyncGenerator[bytes, None]:
         stop, watch = asyncio.ensure_future(self._pools.stopping.wait()), asyncio.ensure_future(self._watch())
         get = asyncio.ensure_future(self._queue.get())
         self._others = [stop, watch, get]

@@ -86,7 +86,7 @@ async def get_lease(request: Request, pool_id: str, lease_id: str) -> Response:
     query = known_query(request, "group", "page_token")
     lease = await services_of(request).leases.find(pool_id, lease_id)
     described = await lease.look(leasing.DescribeLease(lease_id=lease_id), leasing.LeaseDescribed)
-    held = await _held(lease, query) if query else None
+    held = await _held(lease, query, len(described.lease.blocks)) if query else None
     state = msgspec.convert(described.lease, LeaseState, from_attributes=True)
     return json_answer(LeaseView(state=state, held=held))
 
@@ -108,8 +108,10 @@ async def delete_lease(request: Request, pool_id: str, lease_id: str) -> Respons
     return Response(status_code=204)
 
 
-async def _held(lease: FoundLease, query: dict[str, str]) -> HeldPage:
+async def _held(lease: FoundLease, query: dict[str, str], num_groups: int) -> HeldPage:
     group, after = group_of(query), query.get("page_token", "0")
+    if group >= num_groups:
+        raise SpecInvalid(f"there is no group {group}; the groups are 0 to {num_groups - 1}")
     if not _AFTER.fullmatch(after) or int(after) >= 2**32:
         raise SpecInvalid(f"page_token is {shorten(repr(after))}; it must be the next_page_token of a page before")
     body = leasing.ListHeld(lease_id=lease.lease_id, group=group, after=int(after))
