@@ -68,7 +68,7 @@ class Contents:
             log_id=log_id,
             after=number,
             hashes=hashes,
-            last_block=max(body.after_block, end - 1),
+            last_block=end - 1,
             is_last=end >= num_blocks,
         )
         connection.reply(request_id, reply)
@@ -100,7 +100,7 @@ class Contents:
             has_missed=page.has_missed,
             events=[
                 leasing.ContentEvent(
-                    number=event.number, kind=event.kind, group=event.group, hashes=b"".join(event.hashes)
+                    number=event.number, kind=event.kind, group=event.group, hashes=event.data
                 )
                 for event in page.events
             ],

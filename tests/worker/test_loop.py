@@ -143,3 +143,17 @@ def test_a_helper_runs_jobs_in_order_and_hands_their_outcome_to_the_loop(loop: L
     assert type(outcomes[1]).__name__ == "InternalError"
     assert outcomes[2] != threading.get_ident()
     assert threads == {threading.get_ident()}
+
+
+def test_what_was_cancelled_is_not_kept_until_its_time() -> None:
+    """One who waits for an hour, again and again, and is served at once."""
+    loop = Loop()
+    ran: list[int] = []
+    kept = [loop.call_after(0.0, lambda number=number: ran.append(number)) for number in range(3)]  # type: ignore[misc]
+    for _ in range(10_000):
+        loop.call_after(3600.0, ran.clear).cancel()
+    assert len(loop._timers) < 1000
+    loop.call_after(0.0, loop.stop)
+    loop.run()
+    loop.close()
+    assert ran == list(range(len(kept)))
