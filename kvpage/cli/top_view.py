@@ -18,6 +18,7 @@ from kvpage.errors import printable
 USED, QUARANTINED, CACHED, FREE = ("#", "green"), ("!", "red"), ("=", "blue"), (".", "dim")
 LEGEND = "# used   ! quarantined   = cached   . available"
 BAR_CHARS = 18
+MAX_TENANTS_SHOWN = 20
 UNKNOWN = "-"
 
 
@@ -93,11 +94,17 @@ def _pool(frame: PoolFrame) -> Iterator[RenderableType]:
     )
     yield _groups(blocks)
     if blocks.tenants:
-        yield _tenants(blocks.tenants)
+        most = sorted(blocks.tenants, key=lambda tenant: tenant.used_bytes, reverse=True)
+        yield _tenants(most[:MAX_TENANTS_SHOWN])
+        yield from _more(len(most) - MAX_TENANTS_SHOWN, "tenants, who have less")
     if blocks.leases:
         yield _leases(blocks)
-    if blocks.num_leases > len(blocks.leases):
-        yield Text(f"and {blocks.num_leases - len(blocks.leases):,} more leases")
+    yield from _more(blocks.num_leases - len(blocks.leases), "leases")
+
+
+def _more(count: int, what: str) -> Iterator[Text]:
+    if count > 0:
+        yield Text(f"and {count:,} more {what}")
 
 
 def _groups(blocks: PoolBlocks) -> Table:

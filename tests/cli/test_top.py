@@ -313,6 +313,18 @@ def test_everything_that_is_more_is_said() -> None:
     assert quarantined.split()[-3:] == ["s", "2", "MiB"]
 
 
+def test_the_tenants_that_use_most_are_shown() -> None:
+    pool = pool_of()
+    assert pool.blocks is not None
+    [tenant] = pool.blocks.tenants
+    tenants = [msgspec.structs.replace(tenant, name=f"tenant-{size}", used_bytes=size) for size in range(25)]
+    crowded = msgspec.structs.replace(pool, blocks=msgspec.structs.replace(pool.blocks, tenants=tenants))
+    lines = printed(Frame(devices=[], pools=[PoolFrame(pool=crowded, steps_per_s=None)]))
+    shown = [line.split()[0] for line in lines if line.startswith("tenant-")]
+    assert shown == [f"tenant-{size}" for size in range(24, 4, -1)]
+    assert "and 5 more tenants, who have less" in lines
+
+
 def test_names_print_nothing_a_terminal_obeys() -> None:
     pools = [PoolFrame(pool=pool_of(name=ESCAPES, gone=gone), steps_per_s=None) for gone in (False, True)]
     lines = printed(Frame(devices=[DEVICE], pools=pools), problem=ESCAPES, width=300)
