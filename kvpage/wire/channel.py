@@ -28,6 +28,8 @@ _READ_BYTES = 64 << 10
 _FD_BYTES = array.array("i").itemsize
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # once: operations on Python's flags take microseconds
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
+_PEEK = int(socket.MSG_PEEK)
+_SEEN = [bytearray(_READ_BYTES)]  # nobody reads it: what is seen is then received
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * _FD_BYTES)
 
@@ -146,12 +148,12 @@ class FrameReader:
         this thread, and a stranger decides how long that takes: closing a TCP socket may wait for its peer.
         `sock` must have been given to `keep_urgent_data`.
         """
-        data, _, flags, _ = sock.recvmsg(_READ_BYTES, 0, socket.MSG_PEEK)
+        num_bytes, _, flags, _ = sock.recvmsg_into(_SEEN, 0, _PEEK)
         if flags & _TRUNCATED:  # there is no room for descriptors, so there are some
             raise ProtocolError("descriptors came where none may be sent: only role 'api' sends some, after its hello")
-        if data:
-            self.feed(sock.recv(len(data)))  # exactly what was seen: what came since may bring descriptors
-        return bool(data)
+        if num_bytes:
+            self._data += sock.recv(num_bytes)  # exactly what was seen: what came since may bring descriptors
+        return num_bytes > 0
 
     def feed(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Add bytes and descriptors; the reader owns the descriptors until a frame takes them."""
@@ -160,6 +162,8 @@ class FrameReader:
 
     def take(self) -> Frame | None:
         """The next whole frame, or None. Raises `ProtocolError` for a bad header and for missing or surplus fds."""
+        if not self._data and not self._fds:
+            return None
         fds = Descriptors()
         payload = self.take_into(fds)
         return None if payload is None else Frame(payload, fds.release())
@@ -244,6 +248,19 @@ class Outbox:
             raise
         self._frames.append(_Outgoing(data, fds))
         self.num_bytes += len(data)
+
+    def send(self, sock: socket.socket, payload: bytes) -> None:
+        """`push` without descriptors, and `flush` as far as goes in one call."""
+        if self._frames:
+            self.push(payload)
+            return
+        data = header(len(payload), 0) + payload
+        try:
+            sent = sock.send(data, _SEND_FLAGS)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self.push_rest(data[sent:])
 
     def flush(self, sock: socket.socket) -> bool:
         """Send what the socket takes without waiting; True when nothing is left."""

@@ -27,6 +27,7 @@ MAX_IDS_LISTED = 500_000  # with how often each is held, half of what a frame ta
 LATENCY_BOUNDS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
 
 _ID = struct.Struct("<I")
+_NOTHING = leasing.Granted()
 
 
 class PoolBlocks:
@@ -149,6 +150,10 @@ def _check_number(counts: leasing.Counts) -> None:
 
 
 def granted(grant: Grant) -> leasing.Granted:
+    if not grant.ids:
+        return _NOTHING
+    if not grant.clear:
+        return leasing.Granted(ids=_all_packed(grant.ids))
     return leasing.Granted(ids=_all_packed(grant.ids), clear=_all_packed(grant.clear))
 
 

@@ -309,13 +309,21 @@ class Connection:
         if self.closed:
             close_fds(fds)
             return
-        self._outbox.push(payload, fds)
+        if fds or self._paused:
+            self._outbox.push(payload, fds)
+        else:
+            try:
+                self._outbox.send(self._socket, payload)
+            except OSError:  # the client is gone
+                self.close()
         self._flush()
 
     def _flush(self) -> None:
         if self.closed or self._paused:
             return
         queued_bytes = self._outbox.num_bytes
+        if not queued_bytes and self._watched == selectors.EVENT_READ and not self._ending:
+            return  # all was sent before
         try:
             done = self._outbox.flush(self._socket)
         except OSError:  # the client is gone

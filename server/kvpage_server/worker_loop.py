@@ -87,8 +87,9 @@ class Loop:
     def run(self) -> None:
         self._running = True
         while self._running:
-            for key, _ in self._selector.select(self._timeout_s()):
-                if key.fd in self._selector.get_map():  # an earlier callback of this round may have closed it
+            ready = self._selector.select(self._timeout_s())
+            for place, (key, _) in enumerate(ready):
+                if place == 0 or key.fd in self._selector.get_map():  # else an earlier one of this round has closed it
                     _run(key.data)
             self._run_timers()
 

@@ -244,3 +244,28 @@ def test_sending_to_a_peer_that_left_raises_and_sends_no_signal(sockets: tuple[s
     outbox.push(b"x")
     with pytest.raises(BrokenPipeError):
         outbox.flush(left)
+
+
+def test_what_the_socket_does_not_take_at_once_follows_in_order() -> None:
+    """A reply larger than the socket's room, one behind it, and one when all is sent."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        ours.setblocking(False)
+        outbox, reader = Outbox(), FrameReader()
+        payloads = [b"small", b"l" * (1 << 20), b"behind"]
+        for payload in payloads:
+            outbox.send(ours, payload)
+        assert outbox.num_bytes > 0
+        received = []
+        while len(received) < len(payloads):
+            reader.read_without_fds(theirs)
+            outbox.flush(ours)
+            while (frame := reader.take()) is not None:
+                received.append(frame.payload)
+        assert received == payloads
+        outbox.send(ours, b"last")
+        assert outbox.num_bytes == 0
+        reader.read_without_fds(theirs)
+        frame = reader.take()
+        assert frame is not None
+        assert frame.payload == b"last"
