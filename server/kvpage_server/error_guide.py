@@ -41,23 +41,27 @@ GUIDES: dict[str, Guide] = {
     "unauthorized": Guide(
         title="A valid token is needed",
         meaning="The server has a token file, and the request did not carry a token from it.",
-        when="A TCP request for pools without `Authorization: Bearer …`, or any request with a wrong token.",
+        when="A TCP request for pools, leases or events without `Authorization: Bearer …`, or any request with a wrong "
+        "token.",
         action="Send the token, or use the Unix socket in the run directory, which needs none.",
     ),
     "permission-denied": Guide(
         title="This caller may not do that",
         meaning="The server knows enough about the caller to refuse; sending the request again changes nothing.",
-        when="A TCP request for pools on a server without a token file; a `Host` header the server is not bound to; "
-        "a process of another user on the Unix socket; a run directory that belongs to somebody else.",
-        action="Use the Unix socket as the server's user or as a member of its `--group`, start the server with "
-        "`--token-file`, or address it by the name it is bound to.",
+        when="A TCP request for pools, leases or events on a server without a token file; a `Host` header the server "
+        "is not bound to; a process of another user on the Unix socket; a run directory that belongs to somebody else; a "
+        "lease that is adopted with another token than its own, or is bound to another connection.",
+        action="Give the token that the lease was opened with. Or use the Unix socket as the server's user or as a "
+        "member of its `--group`, start the server with `--token-file`, or address it by the name it is bound to.",
     ),
     "not-found": Guide(
         title="There is nothing at this path",
-        meaning="The path is not one of the API's; on the command line, a file that cannot be read.",
-        when="A misspelt path, a trailing slash, a part of the API that this version does not have; a request file "
-        "that is not there.",
-        action="Compare the path with `GET /openapi.json`, or check the name of the file.",
+        meaning="The path is not one of the API's, or a pool has no lease, tenant or reservation of that name; on the "
+        "command line, a file that cannot be read.",
+        when="A misspelt path, a trailing slash, a part of the API that this version does not have; a lease to be "
+        "adopted that was closed or ran out; a reservation that was used up, given back or ran out, or whose worker "
+        "died; a request file that is not there.",
+        action="Compare the path with `GET /openapi.json`; open a lease or reserve anew; check the name of the file.",
     ),
     "plan-not-found": Guide(
         title="The plan is not known here",
@@ -89,7 +93,8 @@ GUIDES: dict[str, Guide] = {
         meaning="Nothing was changed. `details` holds both sides of the contradiction.",
         when="A pool of that name exists with another plan; the expected `plan_id` is not the id this server plans; "
         "a pool to be deleted still has holders; a pool to be attached is not ready yet; a signal handler or finaliser "
-        "attaches over a connection in the middle of a request of the same thread.",
+        "attaches over a connection in the middle of a request of the same thread; a lease of that name exists; blocks "
+        "that the lease does not hold; an `Idempotency-Key` of a request before the last.",
         action="Look at `details`: choose another name, drop or correct the expected `plan_id`, or end the holders "
         "it names. Give signal handlers and finalisers a connection of their own.",
     ),
@@ -102,17 +107,20 @@ GUIDES: dict[str, Guide] = {
     ),
     "out-of-blocks": Guide(
         title="No block is free",
-        meaning="The pool has fewer free blocks than were asked for; none were taken.",
-        when="Other holders of the pool use them.",
-        action="Return blocks or wait for others to do so, then try again.",
+        meaning="The pool has fewer blocks to give than were asked for, or the tenant's quota is used up. Nothing was "
+        "taken, and nothing that was to be freed with it was freed.",
+        when="Other leases hold them, or they are reserved; the wait of `wait_s` is over.",
+        action="Free blocks, wait for others to do so (`wait_s`), or have the quota raised.",
     ),
     "stale-handle": Guide(
         title="The handle belongs to something that is gone",
-        meaning="The memory the handle named does not exist any more, even if a pool of the same name does.",
+        meaning="The memory or the lease that was named does not exist any more, even if a pool or a lease of the same "
+        "name does.",
         when="The pool was made again with another plan; its memory was lost and the epoch changed; the process that "
-        "held memory of kind `cuda_ipc` has ended, and the pool has failed.",
-        action="Close what you hold, create the pool again if it has failed, and attach anew. What was in the old "
-        "memory is lost.",
+        "held memory of kind `cuda_ipc` has ended, and the pool has failed. A lease was closed, was not renewed in "
+        "time, or was adopted by another; a worker was replaced while contents were listed.",
+        action="Close what you hold, create the pool again if it has failed, and attach anew: what was in the old "
+        "memory is lost. Open another lease, or adopt this one by its name and token; begin the list again.",
     ),
     "too-large": Guide(
         title="The request is too large",
@@ -131,9 +139,10 @@ GUIDES: dict[str, Guide] = {
         action="Send `Content-Type: application/json`.",
     ),
     "spec-invalid": Guide(
-        title="The request cannot be planned as it stands",
+        title="The request is not valid as it stands",
         meaning="A value is missing, unknown, of the wrong type or out of range. `errors` points at each.",
-        when='`8.0` or `"8"` where an integer belongs, an unknown field, a size that is not possible.',
+        when='`8.0` or `"8"` where an integer belongs, an unknown field, a size that is not possible; an '
+        "`Idempotency-Key` that came with another request before; a cursor of another API.",
         action="Correct the values at the pointers in `errors`.",
     ),
     "cannot-unify-page-size": Guide(
@@ -158,8 +167,8 @@ GUIDES: dict[str, Guide] = {
     "rate-limited": Guide(
         title="Too many requests at once",
         meaning="The server is busy and refuses to queue more.",
-        when="Many plans are being computed already; or, in a Python client, other threads used a shared "
-        "connection for its whole `timeout_s`.",
+        when="Many plans are being computed already, many requests wait for blocks, or many streams of events are "
+        "open; or, in a Python client, other threads used a shared connection for its whole `timeout_s`.",
         action="Wait as long as `Retry-After` says, then send the same request again. Give threads that wait long a "
         "connection each.",
     ),

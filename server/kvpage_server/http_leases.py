@@ -12,7 +12,17 @@ from typing import TypeVar
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from kvpage.errors import Draining, KvpageError, OutOfBlocks, ProtocolError, RateLimited, StaleHandle, WorkerLost
+from kvpage.errors import (
+    Draining,
+    KvpageError,
+    NotFound,
+    OutOfBlocks,
+    ProtocolError,
+    RateLimited,
+    StaleHandle,
+    WorkerLost,
+    shorten,
+)
 from kvpage.wire import leasing, messages
 from kvpage_server.device_link import DeviceLink
 from kvpage_server.lease_keys import LeaseKeys
@@ -80,10 +90,10 @@ class HttpLeases:
         return opened
 
     async def find(self, pool_id: str, lease_id: str) -> FoundLease:
-        """Raises `PoolNotFound`, `StaleHandle` where the pool has no such lease for the caller."""
+        """Raises `PoolNotFound`, `NotFound` for what is no id of a lease, `StaleHandle` where the pool has no such."""
         owner = await self._pools.owner(pool_id)
         if not _LEASE_ID.fullmatch(lease_id):
-            raise _no_lease()
+            raise NotFound(f"{shorten(repr(lease_id))} is no id of a lease; use the lease_id that opening one gave")
         known = self._known.get(lease_id)
         if known is None:
             described = await owner.link.ask(leasing.DescribeLease(lease_id=lease_id), leasing.LeaseDescribed)

@@ -36,11 +36,11 @@ async def get_events(request: Request) -> StreamingResponse:
     """A stream of events, of one pool or all. With `Last-Event-ID` it goes on after that event."""
     query = known_query(request, "pool_id")
     services = services_of(request)
-    word = request.headers.get("last-event-id", "")
-    cursors = cursors_of(word) if word else {}
     pool_id = query.get("pool_id")
     if pool_id is not None:
         await services.pools.owner(pool_id)
+    word = request.headers.get("last-event-id", "")
+    cursors = cursors_of(word) if word else {}
     services.events.check_room()
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(services.events.read(pool_id, cursors), headers=headers, media_type="text/event-stream")
@@ -50,8 +50,8 @@ async def get_contents(request: Request, pool_id: str) -> Response:
     """All contents of one group, in pages, and where to read events on from."""
     query = known_query(request, "group", "page_token")
     group, token = group_of(query), query.get("page_token")
-    place = None if token is None else contents_place(token)
     owner = await services_of(request).pools.owner(pool_id)
+    place = None if token is None else contents_place(token)
     after_block = 0 if place is None else place.last_block
     body = leasing.ListContents(pool_id=pool_id, group=group, after_block=after_block)
     part = await owner.link.ask(body, leasing.ContentList)

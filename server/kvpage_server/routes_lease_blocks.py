@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from fastapi import FastAPI, Request
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.responses import Response
 
 from kvpage.client.block_resources import FoundBlocks, GrantedBlocks, PrefixBlocks, ReservedBlocks
@@ -22,7 +23,14 @@ from kvpage_server.services import services_of
 _RESERVATION_ID = re.compile(r"reservation-[0-9a-f]{16}")
 
 
+class _Noun(StringConvertor):
+    """A segment of a path without a verb behind it, which would be another resource."""
+
+    regex = "[^/:]+"
+
+
 def add_routes(app: FastAPI) -> None:
+    register_url_convertor("noun", _Noun())
     lease = "/v1/pools/{pool_id}/leases/{lease_id}"
     app.add_api_route(
         f"{lease}/blocks:batch", post_batch, methods=["POST"], operation_id="batch_blocks",
@@ -44,7 +52,7 @@ def add_routes(app: FastAPI) -> None:
         summary="Set blocks aside", status_code=201, openapi_extra=openapi_leases.RESERVATION_BODY,
         responses=openapi_leases.RESERVE_ANSWERS,
     )  # fmt: skip
-    reservation = f"{lease}/reservations/{{reservation_id}}"
+    reservation = f"{lease}/reservations/{{reservation_id:noun}}"
     app.add_api_route(
         f"{reservation}:commit", commit_reservation, methods=["POST"], operation_id="commit_reservation",
         summary="Use blocks that were set aside", openapi_extra=openapi_leases.COMMIT_BODY,

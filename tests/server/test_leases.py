@@ -286,8 +286,9 @@ def test_what_is_not_there_is_not_found(pool: Pool, lease: Lease) -> None:
         assert_problem(http.post(f"{nowhere}/{path}", json=body), "pool-not-found")
     for path in ("leases", "tenants", "tenants/a", "contents?group=0", f"leases/{NO_LEASE}"):
         assert_problem(http.get(f"{nowhere}/{path}"), "pool-not-found")
-    for missing in (NO_LEASE, "lease", "lease-0123456789abcdeF"):
-        assert_problem(http.get(f"{pool.path}/leases/{missing}"), "stale-handle")
+    assert_problem(http.get(f"{pool.path}/leases/{NO_LEASE}"), "stale-handle")
+    for missing in ("lease", "lease-0123456789abcdeF"):
+        assert_problem(http.get(f"{pool.path}/leases/{missing}"), "not-found")
     assert_problem(http.get(lease.path, params={"group": 3}), "spec-invalid")
     assert_problem(http.get(lease.path, params={"group": "x"}), "spec-invalid")
     assert_problem(http.get(lease.path, params={"group": 0, "page_token": "x"}), "spec-invalid")
