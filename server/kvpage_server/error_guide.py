@@ -49,8 +49,8 @@ GUIDES: dict[str, Guide] = {
         title="This caller may not do that",
         meaning="The server knows enough about the caller to refuse; sending the request again changes nothing.",
         when="A TCP request for pools, leases or events on a server without a token file; a `Host` header the server "
-        "is not bound to; a process of another user on the Unix socket; a run directory that belongs to somebody else; a "
-        "lease that is adopted with another token than its own, or is bound to another connection.",
+        "is not bound to; a process of another user on the Unix socket; a run directory that belongs to somebody else; "
+        "a lease that is adopted with another token than its own, or is bound to another connection.",
         action="Give the token that the lease was opened with. Or use the Unix socket as the server's user or as a "
         "member of its `--group`, start the server with `--token-file`, or address it by the name it is bound to.",
     ),
