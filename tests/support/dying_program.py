@@ -22,7 +22,7 @@ _MODULES = {"posix", "fcntl", "mmap", "_socket"}
 # They ask for what the process knows of itself, or happen in every program at any time: no step of what it does.
 _NO_STEP = {"getpid", "geteuid", "getuid", "fspath", "fileno", "gettimeout", "setblocking", "settimeout", "urandom"}
 
-_IMPORTING = "<frozen importlib"  # hundreds of calls to find a module that is needed for the first time: no steps either
+_IMPORTING = "<frozen importlib"  # hundreds of calls to find a module that is needed for the first time: no steps
 
 
 def is_step(function: Any) -> bool:

@@ -582,3 +582,12 @@ def _sharing(on: Scene, mortal: Client) -> None:
     mortal.do("reserve", lease="mortal", counts={1: 2})
     mortal.do("commit", lease="mortal")
     mortal.do("close", lease="mortal")
+
+
+OTHER_BLOWS: dict[str, Callable[[Scene, int], Trial]] = {
+    "worker, being handed pools": kill_worker_during_adoption,
+    "worker, being replaced": kill_worker_during_replacement,
+    "worker, replacing": kill_successor_during_replacement,
+    "client, sharing its blocks": kill_client_in_a_session,
+    "client, sharing another's blocks": kill_second_client_in_a_session,
+}
