@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvpage.errors import KvpageError, PermissionDenied, StaleHandle, shorten
+from kvpage.wire import leasing
 from kvpage_server.lease_owners import Departure
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_loop import Timer
@@ -43,6 +44,20 @@ class ServedLease:
     """Ends it, or has it renewed by then."""
     waiters: list[Waiter] = field(default_factory=list)
     reservation_timers: dict[str, Timer] = field(default_factory=dict)
+
+    def opened(self, token: str | None) -> leasing.LeaseOpened:
+        """For its owner. `token`: where it was made here."""
+        lease, blocks = self.lease, self.blocks
+        return leasing.LeaseOpened(
+            pool_id=self.pool.pool_id,
+            lease_id=lease.lease_id,
+            token=token,
+            generation=lease.record.generation,
+            tenant=lease.tenant,
+            salt=blocks.pool.book.tenant(lease.tenant).salt,
+            blocks=list(lease.blocks),
+            clears_on_reuse=[blocks.clearing.is_on_reuse(group) for group in range(len(lease.blocks))],
+        )
 
     def done_waiting(self, waiter: Waiter) -> None:
         self.waiters.remove(waiter)

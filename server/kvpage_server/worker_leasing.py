@@ -160,7 +160,7 @@ class Leasing:
         )
         served = ServedLease(pool=pool, blocks=blocks, lease=opened.lease)
         self._begin(served, connection)
-        connection.reply(request_id, _opened(served, opened.token))
+        connection.reply(request_id, served.opened(opened.token))
 
     def adopt(self, connection: Connection, request_id: int, body: leasing.AdoptLease) -> None:
         pool = self.blocks.chosen(body.pool_id, body.pool_name)
@@ -185,7 +185,7 @@ class Leasing:
             self._release_hold(old)
         log("lease_adopted", pool_id=pool.pool_id, name=body.name, generation=lease.record.generation)
         blocks.room.room_was_made()  # what the owner before had reserved
-        connection.reply(request_id, _opened(served, None))
+        connection.reply(request_id, served.opened(None))
 
     def _begin(self, served: ServedLease, connection: Connection) -> None:
         lease, peer = served.lease, connection.peer
@@ -347,17 +347,3 @@ def _owner(connection: Connection, key: int) -> Owner:
 
 def _holder_name(lease_name: str) -> str:
     return as_name(f"lease {lease_name}")
-
-
-def _opened(served: ServedLease, token: str | None) -> leasing.LeaseOpened:
-    lease = served.lease
-    return leasing.LeaseOpened(
-        pool_id=served.pool.pool_id,
-        lease_id=lease.lease_id,
-        token=token,
-        generation=lease.record.generation,
-        tenant=lease.tenant,
-        salt=served.blocks.pool.book.tenant(lease.tenant).salt,
-        blocks=list(lease.blocks),
-        clears_on_reuse=[served.blocks.clearing.is_on_reuse(group) for group in range(len(lease.blocks))],
-    )
