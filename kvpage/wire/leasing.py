@@ -5,36 +5,47 @@ Block ids travel as `Ids`, hashes as `Hashes`; groups are numbered as in the poo
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from kvpage.wire.values import Body, Id, Name, PoolId, SizeBytes, Value, WaitS
-
-MAX_TTL_S = 60.0
-MAX_RESERVED_S = 3600.0
-MAX_KEEP_S = 86_400.0
-MAX_BLOCKS_GRANTED = 1_000_000  # twice, to have and to clear, they fit into a frame
-MAX_LEASES_NAMED = 64
-"""In a `BlocksState`."""
-
-Group: TypeAlias = Annotated[int, Meta(ge=0, lt=2**15)]
-Ids: TypeAlias = bytes
-"""Block ids, u32 little-endian each."""
-Hashes: TypeAlias = bytes
-"""16 bytes each."""
-Count: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
-Counts: TypeAlias = dict[Group, Count]
-Key: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
-LeaseId: TypeAlias = Annotated[str, Meta(pattern=r"^lease-[0-9a-f]{16}\Z")]
-ReservationId: TypeAlias = Annotated[str, Meta(pattern=r"^reservation-[0-9a-f]{16}\Z")]
-Token: TypeAlias = Annotated[str, Meta(min_length=16, max_length=256)]
-TenantName: TypeAlias = Annotated[str, Meta(max_length=64)]
-TtlS: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TTL_S)]
-KeepS: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_KEEP_S)]
-LeaseStateName = Literal["active", "quarantined", "kept"]
-
+from kvpage.wire.lease_values import MAX_BLOCKS_GRANTED as MAX_BLOCKS_GRANTED
+from kvpage.wire.lease_values import MAX_KEEP_S as MAX_KEEP_S
+from kvpage.wire.lease_values import MAX_LEASES_NAMED as MAX_LEASES_NAMED
+from kvpage.wire.lease_values import MAX_RESERVED_S as MAX_RESERVED_S
+from kvpage.wire.lease_values import MAX_TTL_S as MAX_TTL_S
+from kvpage.wire.lease_values import Count as Count
+from kvpage.wire.lease_values import Counts as Counts
+from kvpage.wire.lease_values import Group as Group
+from kvpage.wire.lease_values import Hashes as Hashes
+from kvpage.wire.lease_values import Ids as Ids
+from kvpage.wire.lease_values import KeepS as KeepS
+from kvpage.wire.lease_values import Key as Key
+from kvpage.wire.lease_values import LeaseId as LeaseId
+from kvpage.wire.lease_values import LeaseStateName as LeaseStateName
+from kvpage.wire.lease_values import ReservationId as ReservationId
+from kvpage.wire.lease_values import TenantName as TenantName
+from kvpage.wire.lease_values import Token as Token
+from kvpage.wire.lease_values import TtlS as TtlS
+from kvpage.wire.pool_blocks import BlocksState as BlocksState
+from kvpage.wire.pool_blocks import ClearContents as ClearContents
+from kvpage.wire.pool_blocks import ContentEvent as ContentEvent
+from kvpage.wire.pool_blocks import ContentList as ContentList
+from kvpage.wire.pool_blocks import ContentsCleared as ContentsCleared
+from kvpage.wire.pool_blocks import DescribeBlocks as DescribeBlocks
+from kvpage.wire.pool_blocks import EventList as EventList
+from kvpage.wire.pool_blocks import GroupBlocks as GroupBlocks
+from kvpage.wire.pool_blocks import Latency as Latency
+from kvpage.wire.pool_blocks import LeaseState as LeaseState
+from kvpage.wire.pool_blocks import ListContents as ListContents
+from kvpage.wire.pool_blocks import PrefixState as PrefixState
+from kvpage.wire.pool_blocks import ReadEvents as ReadEvents
+from kvpage.wire.pool_blocks import SetTenants as SetTenants
+from kvpage.wire.pool_blocks import TenantSettings as TenantSettings
+from kvpage.wire.pool_blocks import TenantsSet as TenantsSet
+from kvpage.wire.pool_blocks import TenantState as TenantState
+from kvpage.wire.values import Body, Id, Name, PoolId, Value, WaitS
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
@@ -174,51 +185,6 @@ class FindContents(Body, frozen=True, kw_only=True):
     hashes: Hashes
 
 
-class DescribeBlocks(Body, frozen=True, kw_only=True):
-    pool_id: PoolId
-
-
-class TenantSettings(Value, frozen=True, kw_only=True):
-    name: TenantName
-    quota_bytes: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    weight: Annotated[int, Meta(ge=1, le=1000)] = 1
-
-
-class SetTenants(Body, frozen=True, kw_only=True):
-    """Role `api`: settings instead of those of the same names."""
-
-    pool_id: PoolId
-    tenants: list[TenantSettings]
-
-
-class ReadEvents(Body, frozen=True, kw_only=True):
-    """Contents that came and went, after a cursor, oldest first."""
-
-    pool_id: PoolId
-    log_id: Annotated[str, Meta(max_length=32)] = ""
-    """Empty: from now on."""
-    after: Id = 0
-    at_most: Annotated[int, Meta(ge=1, le=10_000)] = 1000
-    wait_s: WaitS = 0.0
-    """How long to wait for the first one."""
-
-
-class ListContents(Body, frozen=True, kw_only=True):
-    """All contents of one group, for a reader who has missed events."""
-
-    pool_id: PoolId
-    group: Group
-    after_block: Annotated[int, Meta(ge=0, lt=2**32)] = 0
-    """Of blocks above this one only."""
-
-
-class ClearContents(Body, frozen=True, kw_only=True):
-    """Role `api`: forget every cached prefix, because the weights have changed."""
-
-    pool_id: PoolId
-
-
 # --- replies ---------------------------------------------------------------------------------------------------------
 
 
@@ -299,126 +265,9 @@ class ContentsFound(Body, frozen=True, kw_only=True):
     """A block for each hash; 0 where there is none."""
 
 
-class GroupBlocks(Value, frozen=True, kw_only=True):
-    """Of one group. used + cached + free = its blocks in the slabs that it owns."""
-
-    used: Count
-    """Held by leases."""
-    cached: Count
-    free: Count
-    slabs: Count
-    available: Count
-    """What could be allocated now, if this group alone asked: free, in free slabs, and by evicting."""
-    leased: Count
-    """Held by leases whose owners are there, each block once for each lease; reserved ones too."""
-    quarantined: Count
-    """Held by leases whose owners have gone."""
-    block_bytes: SizeBytes
-
-
-class TenantState(Value, frozen=True, kw_only=True):
-    name: TenantName
-    quota_bytes: int | None
-    priority: int
-    weight: int
-    used_bytes: Id
-    num_leases: Count
-    num_waiting: Count
-    num_waited: Id
-    """Requests that had to wait, since the worker opened the pool; and what became of them."""
-    num_served: Id
-    num_given_up: Id
-    waited_s: float
-
-
-class LeaseState(Value, frozen=True, kw_only=True):
-    name: Name
-    tenant: TenantName
-    state: LeaseStateName
-    generation: Id
-    pid: int
-    client_name: str
-    ttl_s: float
-    expires_in_s: float | None
-    blocks: list[Count]
-    reserved: list[Count]
-
-
-class PrefixState(Value, frozen=True, kw_only=True):
-    hits: Id
-    misses: Id
-    asked_tokens: Id
-    found_tokens: Id
-    stored: Id
-    duplicates: Id
-    evicted: Id
-    blocks: Id
-
-
-class Latency(Value, frozen=True, kw_only=True):
-    """How long the worker took for steps: `counts[i]` took at most `bounds_s[i]`, the last entry longer than all."""
-
-    bounds_s: list[float]
-    counts: list[Id]
-    sum_s: float
-
-
-class BlocksState(Body, frozen=True, kw_only=True):
-    pool_id: PoolId
-    num_slabs: Count
-    free_slabs: Count
-    idle_slabs: Count
-    """With cached blocks only: any group may have them."""
-    slab_bytes: SizeBytes
-    groups: list[GroupBlocks]
-    tenants: list[TenantState]
-    num_leases: Count
-    leases_by_state: dict[LeaseStateName, Count]
-    """How many there are of each; those of which there are none may be left out."""
-    leases: list[LeaseState]
-    """The first `MAX_LEASES_NAMED`."""
-    prefix: PrefixState | None
-    """None where the plan allows no prefix cache."""
-    steps: Latency
-
-
 class LeaseDescribed(Body, frozen=True, kw_only=True):
     pool_id: PoolId
     lease: LeaseState
-
-
-class TenantsSet(Body, frozen=True, kw_only=True):
-    tenants: list[TenantSettings]
-
-
-class ContentEvent(Value, frozen=True, kw_only=True):
-    number: Id
-    kind: Literal["stored", "removed"]
-    group: Group
-    hashes: Hashes
-
-
-class EventList(Body, frozen=True, kw_only=True):
-    log_id: Annotated[str, Meta(max_length=32)]
-    after: Id
-    """Read on from here."""
-    has_missed: bool
-    """Events after the cursor are gone: list all contents, and go on from there."""
-    events: list[ContentEvent]
-
-
-class ContentList(Body, frozen=True, kw_only=True):
-    log_id: Annotated[str, Meta(max_length=32)]
-    after: Id
-    """Where in the events this was."""
-    hashes: Hashes
-    last_block: Count
-    is_last: bool
-    """False: ask again, after `last_block`. Read events on from where the first part was."""
-
-
-class ContentsCleared(Body, frozen=True, kw_only=True):
-    pool_id: PoolId
 
 
 RequestBody: TypeAlias = (
