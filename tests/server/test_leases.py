@@ -218,7 +218,7 @@ def test_a_client_that_leaves_gives_its_wait_up(shared_service: ApiService, pool
     pool.lease("holder").take(NUM_BLOCKS)
     with waiting_connection(shared_service, lease):
         until(lambda: num_waiting(pool) == 1)
-    until(lambda: num_waiting(pool) == 0)
+    until(lambda: num_waiting(pool) == 0, timeout_s=20)  # the wait itself would be over after 60 s
     assert lease.batch().is_success  # which is still there
 
 
