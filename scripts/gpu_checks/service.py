@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def worker_killed(trial: Trial) -> None:
             with kvpage.attach("checked", run_dir=run_dir, epoch=kv.epoch, wrap=wrap, timeout_s=30) as again:
                 expect(again.buffer.data_ptr() != kv.buffer.data_ptr(), "attached again, it is the old mapping")
                 expect(bool((again.tensor("draft.0") == 2.5).all()), "attached again, it has other bytes")
-            expect(worker_pid(client) != pid, "no other worker has taken over")
+            await_worker_other_than(pid, client)
             trial.saw("attached again through the next worker, same epoch, same bytes")
 
 
@@ -132,6 +133,14 @@ def require_packages() -> None:
     """Raises `Skip` when this Python cannot run the server."""
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise Skip(f"kvpage serve needs {', '.join(missing)}, which this Python does not have")
+
+
+def await_worker_other_than(pid: int, client: Any) -> None:
+    """Clients may find the next worker before the server has noted it. Raises `Failed` when it never does."""
+    deadline = time.monotonic() + READY_TIMEOUT_MS / 1000
+    while client.devices()[0].worker_pid in (None, pid):
+        expect(time.monotonic() < deadline, "no other worker has taken over")
+        time.sleep(0.01)
 
 
 def worker_pid(client: Any) -> int:
