@@ -74,7 +74,11 @@ class LeasedPool(LeasedState):
             lease = self.book.proved(name, token)
             for reservation in list(lease.reservations.values()):
                 self._close(reservation, owner_died=False)
-            return self.book.adopt(lease, owner, ttl_s=ttl_s, keep_s=keep_s)
+            adopted = self.book.adopt(lease, owner, ttl_s=ttl_s, keep_s=keep_s)
+            if self._clearing:  # whoever had it may have written into what was given last, as clean as it was
+                serial, grant = adopted.last_grant
+                adopted.last_grant = serial, Grant(ids=grant.ids, clear=grant.ids)
+            return adopted
 
     def close_lease(self, lease: Lease, *, owner_died: bool = False) -> None:
         """Its blocks are given back, those of its reservations too. `owner_died`: it may not have cleared what it was

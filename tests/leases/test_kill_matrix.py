@@ -88,6 +88,20 @@ def test_a_lease_whose_adoption_was_not_answered_is_adopted_by_asking_again(flat
             client.ask(leasing.CloseLease(lease_id=again.lease_id), leasing.LeaseClosed)
 
 
+def test_who_adopts_a_lease_and_asks_for_its_last_step_again_clears_what_it_is_given(flat: OverSocket) -> None:
+    """The blocks were clean when they were given, and the owner before may have written a state into them."""
+    way = OverSocket(flat.pools, plan_of("states"))
+    before = way.open("engine", token="0123456789abcdef")
+    step = Step(key=before.new_key(), allocate={1: 2})
+    first = before.step(step)
+    assert not first.clear
+    with way.adopt("engine", "0123456789abcdef") as lease:
+        again = lease.step(step)
+        assert again.ids[1].tolist() == again.clear[1].tolist() == first.ids[1].tolist()
+    before.close()
+    way.close()
+
+
 # --- the proof -------------------------------------------------------------------------------------------------------
 
 

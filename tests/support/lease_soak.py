@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -179,19 +180,22 @@ class Soak:
     # --- while it runs ------------------------------------------------------------------------------------------------
 
     def run(self, duration_s: float) -> None:
-        for client in self.clients:
-            self._start(client)
+        self.begin()
         deadline_s = time.monotonic() + duration_s
         while time.monotonic() < deadline_s:
-            self._listen(self.chance.uniform(0.02, 0.4))
+            self.listen(self.chance.uniform(0.02, 0.2))
             blow = self.chance.choices([*_BLOWS], [*_BLOWS.values()])[0]
             self._strike(blow)
             self.outcome.blows[blow] += 1
 
+    def begin(self) -> None:
+        for client in self.clients:
+            self._start(client)
+
     def _start(self, client: SoakClient) -> None:
         client.start(self.chance.getrandbits(32))
 
-    def _listen(self, pause_s: float) -> None:
+    def listen(self, pause_s: float) -> None:
         """For so long. Raises AssertionError when a client ends by itself."""
         deadline_s = time.monotonic() + pause_s
         while (left_s := deadline_s - time.monotonic()) > 0:
@@ -265,7 +269,8 @@ class Soak:
     # --- when it is over ----------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        self._stop()
+        """Raises AssertionError when anything does not hold."""
+        self.stop()
         with self.service.client() as http:
             until(lambda: _blocks(http, self.pool.id).num_leases == len(self.clients))
             books = {client.name: self._book(client) for client in self.clients}
@@ -286,7 +291,10 @@ class Soak:
         assert not worker_pids(RunDirectory(self.run_dir))
         assert not [path.name for path in self.run_dir.iterdir() if path.is_socket()], "a socket file is left"
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Have everybody stop and tell what they hold. May be called twice."""
+        if all(client.report is not None for client in self.clients):
+            return
         for client in self.clients:
             client.say()
         for client in self.clients:
@@ -330,14 +338,22 @@ def _blocks(http: Client, pool_id: str) -> Any:
     return found
 
 
-def soak(folder: Path, *, seed: int, duration_s: float, num_clients: int = NUM_CLIENTS) -> Outcome:
-    """Raises AssertionError, with the seed and what was done last, when anything does not hold."""
-    made = Soak(folder, seed, num_clients)
+@contextlib.contextmanager
+def telling(made: Soak) -> Iterator[None]:
+    """An error also tells the seed and what was done last, and everything is ended."""
     try:
-        made.run(duration_s)
-        made.finish()
-        return made.outcome
+        yield
     except BaseException as fault:
+        seed = made.outcome.seed
         raise AssertionError(f"seed {seed}: {type(fault).__name__}: {fault}\n{made.last_words()}") from fault
     finally:
         made.close()
+
+
+def soak(folder: Path, *, seed: int, duration_s: float, num_clients: int = NUM_CLIENTS) -> Outcome:
+    """Raises AssertionError when anything does not hold."""
+    made = Soak(folder, seed, num_clients)
+    with telling(made):
+        made.run(duration_s)
+        made.finish()
+    return made.outcome

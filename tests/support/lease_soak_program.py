@@ -432,6 +432,9 @@ class Worker:
     def report(self) -> dict[str, Any]:
         if self.reservation is not None:
             self.settle()
+        if not +self.times:  # that there is something to prove
+            with suppress(OutOfBlocks):
+                self.step(allocate={0: 1})
         self.audit()
         held = [[*place, times, self.tags[place].hex()] for place, times in sorted(self.times.items())]
         return {"lease": self.name, "held": held, "counts": self.counts}
