@@ -6,6 +6,7 @@ import asyncio
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -27,9 +28,11 @@ from kvpage.errors import (
     ProtocolError,
     SpecInvalid,
     StaleHandle,
+    WorkerLost,
 )
 from kvpage.pages.steps import Step
 from support.api_service import ApiService, kill_process
+from support.eventually import until
 from support.leaks import leak_guard
 from support.plan_requests import small_request
 
@@ -123,11 +126,33 @@ def test_a_lease_goes_on_when_its_worker_and_its_server_are_replaced(no_leaks: N
         ids = lease.step(step).ids[0].tolist()
         kill_process(service.worker_pid())
         assert sorted(lease.step(step).ids[0].tolist()) == sorted(ids)
+        with ThreadPoolExecutor(1) as threads:  # one who waits goes on to wait at the next worker
+            waiting = threads.submit(wait_for_blocks, service, pool)
+            until(lambda: num_waiting(client, pool) == 1)
+            kill_process(service.worker_pid())
+            until(lambda: num_waiting(client, pool) == 1)
+            lease.free(0, ids)
+            assert waiting.result(60) == 66
+            ids = lease.step(step := Step(key=lease.new_key(), allocate={0: 2})).ids[0].tolist()
         service.kill()
         with ApiService(run_dir):
             assert sorted(lease.step(step).ids[0].tolist()) == sorted(ids)
             lease.free(0, ids)
             lease.close()
+
+
+def wait_for_blocks(service: ApiService, pool: Pool) -> int:
+    """How many blocks another lease was given, which are more than there were."""
+    with service.client() as client, client.create_lease(pool.id, name="waiter", ttl_s=60) as lease:
+        return len(lease.allocate(0, 66, wait_s=60))
+
+
+def num_waiting(client: Client, pool: Pool) -> int:
+    try:
+        blocks = client.get_pool(pool.id).blocks
+    except WorkerLost:
+        return 0
+    return 0 if blocks is None else sum(tenant.num_waiting for tenant in blocks.tenants)
 
 
 def test_tenants_and_contents(client: Client, pool: Pool) -> None:
