@@ -6,12 +6,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from hashlib import blake2b
 from itertools import chain, count
 from pathlib import Path
 
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.arrays import Ints
 from kvpage.pages.geometry import Geometry
+from kvpage.pages.lifetimes import Lifetime
+from kvpage.pages.prefix import PrefixCache
+from kvpage.pages.prefix_index import PrefixIndex
 from linked_blocks import Block, LinkedBlocks, ListStack
 from measure import Timing, print_table, take_turns
 
@@ -114,13 +118,14 @@ def evicting(size: int) -> dict[str, Side]:
     return {
         LINKED: ((lambda: taken.append(blocks.allocate(size))), give),
         "kvpage": committed(full_pool(Geometry(NUM_BLOCKS + 1, (1,))), size),
+        "kvpage, and who finds it by hash": found_by_hash(size, hashes),
         "kvpage, 16 blocks a slab": committed(full_pool(Geometry(NUM_BLOCKS // 16 + 1, (16, 1))), size),
     }
 
 
 def hashes_of(hashes: Iterator[int], number: int) -> list[bytes]:
     """Made beforehand by whoever reads the tokens; here each is one that has not been."""
-    return [next(hashes).to_bytes(16, "big") for _ in range(number)]
+    return [blake2b(next(hashes).to_bytes(8, "big"), digest_size=16).digest() for _ in range(number)]
 
 
 def full_pool(geometry: Geometry, on_evict: Callable[[int, Ints], object] | None = None) -> BlockPool:
@@ -143,6 +148,34 @@ def committed(pool: BlockPool, size: int) -> Side:
     def give() -> None:
         ids = taken.pop()
         pool.commit(0, ids)
+        pool.free(0, ids)
+
+    if size == 1:
+        return (lambda: ones.append(pool.allocate_one(0))), give_one
+    return (lambda: taken.append(pool.allocate(0, size))), give
+
+
+def found_by_hash(size: int, hashes: Iterator[int]) -> Side:
+    """With its prefix cache, as the linked list with its map."""
+    geometry = Geometry(NUM_BLOCKS + 1, (1,))
+    index = PrefixIndex(geometry)
+    cache = PrefixCache(BlockPool(geometry, on_evict=index.evicted), index, [Lifetime(kind="full", block_size=16)])
+    pool = cache.pool
+    everything = pool.allocate(0, NUM_BLOCKS)
+    cache.commit(0, everything.tolist(), hashes_of(hashes, NUM_BLOCKS))
+    pool.free(0, everything)
+    ready = [hashes_of(hashes, size) for _ in range((ROUNDS + 3) * calls_of(size))]
+    taken: list[Ints] = []
+    ones: list[int] = []
+
+    def give_one() -> None:
+        block = ones.pop()
+        cache.commit(0, [block], ready.pop())
+        pool.free_one(0, block)
+
+    def give() -> None:
+        ids = taken.pop()
+        cache.commit(0, ids.tolist(), ready.pop())
         pool.free(0, ids)
 
     if size == 1:
@@ -228,6 +261,9 @@ from pathlib import Path
 import linked_blocks
 from kvpage.pages.allocator import BlockPool
 from kvpage.pages.geometry import Geometry
+from kvpage.pages.lifetimes import Lifetime
+from kvpage.pages.prefix import PrefixCache
+from kvpage.pages.prefix_index import PrefixIndex
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from kvpage.errors import SpecInvalid
+from kvpage.pages.hashing import HASH_BYTES, split_hashes
 
 DEFAULT_MOST_HASHES = 100_000
 
@@ -28,8 +29,12 @@ class PrefixEvent:
     """Ascending by one, from 1."""
     kind: Literal["stored", "removed"]
     group: int
-    hashes: tuple[bytes, ...]
-    """Stored: in the order of the sequence they are of."""
+    data: bytes
+    """The hashes, 16 bytes each. Stored: in the order of the sequence they are of."""
+
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        return split_hashes(self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +65,15 @@ class EventLog:
         """After the last event."""
         return Cursor(self._log_id, self._number)
 
-    def append(self, kind: Literal["stored", "removed"], group: int, hashes: Sequence[bytes]) -> None:
-        """Nothing for no hashes."""
+    def append(self, kind: Literal["stored", "removed"], group: int, hashes: bytes) -> None:
+        """`hashes`: one after the other, 16 bytes each. Nothing for no hashes."""
         if not hashes:
             return
         self._number += 1
-        self._events.append(PrefixEvent(number=self._number, kind=kind, group=group, hashes=tuple(hashes)))
-        self._num_hashes += len(hashes)
+        self._events.append(PrefixEvent(number=self._number, kind=kind, group=group, data=hashes))
+        self._num_hashes += len(hashes) // HASH_BYTES
         while self._num_hashes > self._most_hashes:
-            self._num_hashes -= len(self._events.popleft().hashes)
+            self._num_hashes -= len(self._events.popleft().data) // HASH_BYTES
         if self.on_append is not None:
             self.on_append()
 

@@ -100,6 +100,11 @@ def _first_fault(tokens: Any) -> str:
     return "token ids are a list or an array of integers from 0 to 2^32 - 1"
 
 
+def split_hashes(data: bytes) -> tuple[bytes, ...]:
+    """Hashes that lie one after the other."""
+    return tuple(data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES))
+
+
 class BlockHasher:
     """Hashes the blocks of one group."""
 

@@ -2,7 +2,8 @@
 
 Layout, native byte order:
 
-    magic     int64[8]             which content this is; how often all cached content was forgotten; zeros
+    magic     int64[8]             which content this is; how often all cached content was forgotten, and 1
+                                   while that is under way; zeros
     rows      int64[rows, 2]       0: unused, 1 or 2: the text of which half counts; until when it is kept, in
                                    milliseconds of CLOCK_MONOTONIC, 0: not by time
     halves    byte[rows, 2, 1024] u16 length, and a `LeaseRecord` in msgpack
@@ -157,8 +158,17 @@ class LeaseRecords:
         """How often all cached content was forgotten."""
         return self._magic[1]
 
+    @property
+    def is_forgetting(self) -> bool:
+        """Whether an era has begun and the content of the one before is not all forgotten."""
+        return self._magic[2] != 0
+
     def begin_era(self) -> None:
+        self._magic[2] = 1
         self._magic[1] += 1
+
+    def end_forgetting(self) -> None:
+        self._magic[2] = 0
 
     def tenants(self) -> list[Tenant]:
         """Those that were ever set. Raises `Conflict` for what cannot be read."""

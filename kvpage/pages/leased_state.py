@@ -95,8 +95,8 @@ class LeasedState:
             if lease.parent is not None:
                 lease.reserved = {group: blocks.ids for group, blocks in self.held(lease).items()}
         for group, after in enumerate(self.index.snapshot().hashes):
-            self._events.append("removed", group, list(set(before[group]) - set(after)))
-            self._events.append("stored", group, list(set(after) - set(before[group])))
+            self._events.append("removed", group, b"".join(set(before[group]) - set(after)))
+            self._events.append("stored", group, b"".join(set(after) - set(before[group])))
 
     def close(self) -> None:
         """Let go of the buffer, which keeps its state; the pool is of no more use."""

@@ -251,8 +251,16 @@ class LeaseBook:
         """How often all cached content was forgotten: what was computed in another era is of no use in this one."""
         return self._records.era
 
+    @property
+    def is_forgetting(self) -> bool:
+        """Whether an era has begun and the content of the one before is not all forgotten."""
+        return self._records.is_forgetting
+
     def begin_era(self) -> None:
         self._records.begin_era()
+
+    def end_forgetting(self) -> None:
+        self._records.end_forgetting()
 
     # --- tenants ------------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,15 @@ class PoolCounts(PoolState):
         refs = self._arrays.refs.take(self.geometry.slots_of(group, blocks))
         return np.where(self._foreign(held, blocks), np.int32(0), refs)
 
+    def is_held(self, group: int, block: int) -> bool:
+        """Whether somebody holds this block of the group; also False for what is none."""
+        held = self._group(group)
+        if type(block) is not int or not held.blocks_per_slab <= block < self.geometry.num_blocks(group):
+            return False
+        slab, index = divmod(block, held.blocks_per_slab)
+        slot = slab * self.geometry.slots_per_slab + index
+        return self._arrays.refs_at[slot] > 0 and self._arrays.owners_at[slab] == held.owner
+
     def with_content(self, group: int) -> Ints:
         """Blocks of the group that keep content, held or cached, ascending. Looks at every block."""
         owner = self._group(group).owner

@@ -51,6 +51,9 @@ class PoolPrefix:
             self._cache = PrefixCache(blocks, index, lifetimes_of(plan))
         except KvpageError as error:  # a plan without max_model_len does not say how many states a request has
             self.why_not = error.message
+        if self._cache is not None and book.is_forgetting:  # a process was killed in the middle of it
+            self._cache.clear()
+            book.end_forgetting()
 
     @property
     def cache(self) -> PrefixCache:
@@ -86,6 +89,7 @@ class PoolPrefix:
         cache = self.cache
         self._book.begin_era()
         cache.clear()
+        self._book.end_forgetting()
 
     def snapshot(self) -> Snapshot:
         return self.cache.snapshot()

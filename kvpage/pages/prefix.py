@@ -187,17 +187,30 @@ class PrefixCache:
         Of two blocks with the same content the first stays the one that is found; the second is its holder's alone, and
         is free when that lets go. Raises as `BlockPool.commit`, and `Conflict` for a block that holds something else.
         """
+        if len(blocks) == 1 and self._commit_one(group, blocks[0], hashes):
+            return
         held = self.pool.times_held(group, blocks)
         if not held.all():
             self.pool.commit(group, blocks)  # says why not
-        new = self._index.add(group, blocks, hashes)
-        kept = self._index.blocks_of(group, hashes)
-        self._duplicates += sum(mine != first for mine, first in zip(blocks, kept, strict=True))
+        added = self._index.add(group, blocks, hashes)
+        self._duplicates += added.num_duplicates
         try:
-            self.pool.commit(group, new)
+            self.pool.commit(group, added.new)
         except BaseException:
-            self._index.remove(group, new)
+            self._index.remove(group, added.new)
             raise
+
+    def _commit_one(self, group: int, block: int, hashes: Sequence[bytes]) -> bool:
+        """Whether it was free to do so: the block is held, and its content is new. Changes nothing otherwise."""
+        if not self.pool.is_held(group, block) or self._index.blocks_of(group, hashes) != [0]:
+            return False
+        added = self._index.add(group, [block], hashes)
+        try:
+            self.pool.commit_one(group, block)
+        except BaseException:
+            self._index.remove(group, added.new)
+            raise
+        return True
 
     def knows(self, group: int, content: bytes) -> bool:
         """Whether some block holds this."""

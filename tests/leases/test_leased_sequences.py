@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from kvpage.errors import OutOfBlocks
+from kvpage.pages.geometry import Geometry
 from kvpage.pages.hashing import TokenHashes
 from kvpage.pages.leased_pool import LeasedPool
 from kvpage.pages.leased_sequences import LeasedPrefixes, leased_sequences
 from kvpage.pages.lifetimes import lifetimes_of
 from kvpage.pages.local_lease import LocalLease
 from kvpage.pages.needs import Copy
+from kvpage.pages.pool_buffer import pool_buffer_bytes
 from kvpage.pages.prefix import PrefixCache
 from kvpage.pages.sequence import Sequence
 from kvpage.pages.sequences import Sequences
@@ -135,3 +137,18 @@ def test_what_was_begun_before_everything_was_forgotten_is_not_kept() -> None:
         sequence.advance()
         sequence.commit()
     assert prefixes.find(hashes, 96).num_tokens == 96
+
+
+def test_a_process_killed_while_everything_was_forgotten_leaves_nothing_to_be_found() -> None:
+    plan = plan_of("flat", 40)
+    buffer = bytearray(pool_buffer_bytes(Geometry.of(plan)))
+    with LeasedPool(plan, buffer) as pool:
+        lease = LocalLease(pool, "engine")
+        with leased_sequences(plan, lease).new(PROMPT) as sequence:
+            sequence.advance()
+            sequence.commit()
+        pool.book.begin_era()  # and here it was killed
+    with LeasedPool(plan, buffer) as pool:
+        assert pool.blocks.counts(0).cached == 0
+        assert not pool.book.is_forgetting
+        pool.check()

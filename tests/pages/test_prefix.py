@@ -263,8 +263,8 @@ def test_a_process_killed_while_it_committed_leaves_nothing_wrong() -> None:
     heir.check()
 
 
-def test_what_a_process_was_killed_before_evicting_is_found_again() -> None:
-    """It had told its index already."""
+def test_what_a_process_was_killed_before_evicting_is_gone_and_nothing_else() -> None:
+    """It had told its index already; the block is free, not one whose content nobody can find."""
     memory = buffers(1)
     cache = make_cache([FULL], **memory)
     hashes = known(cache, range(8))
@@ -273,7 +273,9 @@ def test_what_a_process_was_killed_before_evicting_is_found_again() -> None:
     index.restore(0, cache.pool.with_content(0))
     index.evicted(0, np.array([ids[3]], np.int32))
     heir = make_cache([FULL], **memory)
-    assert heir.find(hashes, 8).num_tokens == 8
+    assert heir.find(hashes, 8).num_tokens == 6
+    heir.check()
+    assert heir.pool.counts(0).cached == len(ids) - 1
     heir.check()
 
 
