@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from kvpage.client.leasing import SocketLease
+from kvpage.client.socket_lease import SocketLease
 from kvpage.errors import Conflict, SpecInvalid, shorten
 from kvpage.pages.steps import Step
 

@@ -16,7 +16,7 @@ import torch
 
 import kvpage
 from kvpage.client.block_stock import BlockStock
-from kvpage.client.leasing import SocketLease
+from kvpage.client.socket_lease import SocketLease
 from kvpage.errors import Conflict, NotFound, OutOfBlocks, PermissionDenied, PoolNotFound, SpecInvalid, StaleHandle
 from kvpage.pages.hashing import TokenHashes
 from kvpage.pages.steps import Content, Step

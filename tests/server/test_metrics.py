@@ -17,8 +17,8 @@ from prometheus_client import Metric, generate_latest
 from starlette.types import Receive, Scope, Send
 
 import kvpage
-from kvpage.client.leasing import SocketLease
 from kvpage.client.resources import Device
+from kvpage.client.socket_lease import SocketLease
 from kvpage.errors import OutOfBlocks
 from kvpage.wire import leasing
 from kvpage.wire.client import WorkerClient

@@ -13,7 +13,7 @@ from typing import Any
 
 import kvpage
 from kvpage.client.block_stock import BlockStock
-from kvpage.client.leasing import SocketLease, SocketReservation
+from kvpage.client.socket_lease import SocketLease, SocketReservation
 from kvpage.errors import KvpageError
 from kvpage.pages.steps import Content, Grant, Step
 

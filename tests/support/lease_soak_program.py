@@ -25,8 +25,8 @@ from typing import Any
 
 import kvpage
 from kvpage.client.block_stock import BlockStock
-from kvpage.client.leasing import SocketLease, SocketReservation
 from kvpage.client.patience import Patience
+from kvpage.client.socket_lease import SocketLease, SocketReservation
 from kvpage.errors import Conflict, KvpageError, NotFound, OutOfBlocks
 from kvpage.memory.kinds import memory_kind
 from kvpage.pages.arrays import Ints

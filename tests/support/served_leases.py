@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import kvpage
-from kvpage.client.leasing import SocketLease
+from kvpage.client.socket_lease import SocketLease
 from kvpage.plans import Plan
 from kvpage.wire import leasing, messages
 from support.lease_machine import Way
