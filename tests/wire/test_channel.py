@@ -256,7 +256,7 @@ def test_what_the_socket_does_not_take_at_once_follows_in_order() -> None:
         for payload in payloads:
             outbox.send(ours, payload)
         assert outbox.num_bytes > 0
-        received = []
+        received: list[bytes] = []
         while len(received) < len(payloads):
             reader.read_without_fds(theirs)
             outbox.flush(ours)
