@@ -49,6 +49,7 @@ def isolate_environment() -> None:
 
 
 LONGEST_FIRST = (
+    "pages/test_leased_crash.py",
     "server/test_kill_matrix.py",
     "cuda/test_service.py",
     "server/test_survival.py",
