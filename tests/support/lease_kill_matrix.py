@@ -13,16 +13,21 @@ import select
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from kvpage.errors import WorkerLost
+from kvpage.client.http_lease import HttpLease
+from kvpage.errors import NotFound, WorkerLost
+from kvpage.pages.steps import Content, Step
 from kvpage.plans import Plan
 from kvpage.wire import leasing, messages
 from kvpage.wire.channel import close_fds
-from support.dying import DyingWorker, arm, dying_command
+from kvpage.wire.leasing import MAX_TTL_S
+from support.dying import DyingApi, DyingWorker, arm, dying_command
 from support.eventually import until
 from support.kill_matrix import Leaked, Trial
 from support.lease_proof import Book, ControlView, numbers_fault, prove
@@ -208,9 +213,10 @@ class Scene:
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """What the clients that live believe is what the worker says, and what is written; the pool is sound."""
-        books: dict[str, Book] = {}
+    def check(self, others: Mapping[str, Book] = MappingProxyType({})) -> None:
+        """What the clients that live believe, and `others`, is what the worker says, and what is written; the pool is
+        sound."""
+        books = dict(others)
         for client in (self.first, self.second, *self.extra):
             if not client.ended:
                 answer = self.ask(client, "audit")
@@ -221,8 +227,9 @@ class Scene:
         fault = numbers_fault(self.told(), books)
         assert fault is None, fault
 
-    def check_nothing_left(self) -> None:
-        """When every lease is closed. Raises `Leaked`."""
+    def check_nothing_left(self, leave: Callable[[], object] = lambda: None) -> None:
+        """When every lease is closed, and others have left. Raises `Leaked`."""
+        leave()
         for client in (self.first, self.second, *self.extra):
             if not client.ended:
                 for lease in self.ask(client, "audit")["books"]:
@@ -584,10 +591,56 @@ def _sharing(on: Scene, mortal: Client) -> None:
     mortal.do("close", lease="mortal")
 
 
+# --- the blows on the API process ------------------------------------------------------------------------------------
+
+
+def kill_api_in_a_session(on: Scene, step: int) -> Trial:
+    """While somebody leases blocks over HTTP, whose time goes on meanwhile; who asked is asked again by its client."""
+    on.succeed()
+    _furnish(on)
+    api = DyingApi(on.run_dir, step)
+    try:
+        with api.client() as http:
+            lease = http.create_lease(on.pool_id, name="http", ttl_s=MAX_TTL_S, token=TOKEN)
+            api.arm()
+            with ThreadPoolExecutor(1) as thread:
+                working = thread.submit(_work_over_http, lease, on.hashes(2))
+                until(lambda: working.done() or api.ended)
+                survived = not api.ended
+                if not api.ended:  # what follows is no part of the session
+                    api.kill()
+                api = DyingApi(on.run_dir)
+                book = working.result()
+            assert {group: dict(zip(held.ids, held.times, strict=True)) for group, held in lease.held().items()} == book
+            on.check({"http": book})
+            lease.close()
+        on.check_nothing_left(lambda: api.__exit__())
+    finally:
+        api.__exit__()
+    return Trial(survived_the_operation=survived)
+
+
+def _work_over_http(lease: HttpLease, hashes: list[list[str]]) -> Book:
+    """What it holds then."""
+    book = Counter[tuple[int, int]]()
+    grants = [lease.step(Step(allocate={0: 2, 1: 3})), lease.step(Step(allocate={2: 2}))]
+    for _ in range(2):
+        with contextlib.suppress(NotFound):  # it was lost, or it was committed and the answer was
+            grants.append(lease.reserve({1: 1}).commit())
+    book.update((group, int(block)) for grant in grants for group, ids in grant.ids.items() for block in ids)
+    mine = grants[0].ids[0].tolist()
+    commit = {0: Content(mine, [bytes.fromhex(one) for one in hashes[0]])}
+    lease.step(Step(commit=commit, free={0: mine[1:]}, retain={0: mine[:1]}))
+    book.subtract((0, block) for block in mine[1:])
+    book.update((0, block) for block in mine[:1])
+    return _book([(group, block, times) for (group, block), times in book.items()])
+
+
 OTHER_BLOWS: dict[str, Callable[[Scene, int], Trial]] = {
     "worker, being handed pools": kill_worker_during_adoption,
     "worker, being replaced": kill_worker_during_replacement,
     "worker, replacing": kill_successor_during_replacement,
     "client, sharing its blocks": kill_client_in_a_session,
     "client, sharing another's blocks": kill_second_client_in_a_session,
+    "API, while blocks are leased over HTTP": kill_api_in_a_session,
 }
