@@ -21,6 +21,8 @@ from kvpage.pages.pool_buffer import PoolBuffer, pool_buffer_bytes
 from kvpage.pages.steps import Content, Step
 from kvpage.wire import leasing
 from support import lease_kill_matrix as matrix
+from support.dying import DyingApi
+from support.eventually import until
 from support.kill_matrix import Trial, every_step
 from support.lease_proof import ControlView, numbers_fault, prove, quiet_fault
 from support.leased_pools import content, plan_of
@@ -241,8 +243,8 @@ def test_the_proof_sees_numbers_that_do_not_add_up(flat: OverSocket) -> None:
 # --- the matrix ------------------------------------------------------------------------------------------------------
 
 SOME_STEPS = {
-    "open": (9,), "allocate": (1, 3), "retain, commit, free and allocate": (3,), "take a prefix": (3,),
-    "reserve, and commit it": (6,), "close": (5,), "a client's death, its blocks kept": (12,),
+    "open": (9,), "allocate": (1,), "retain, commit, free and allocate": (3,), "reserve, and commit it": (6,),
+    "close": (5,), "a client's death, its blocks kept": (12,),
 }  # fmt: skip
 
 
@@ -262,6 +264,21 @@ def test_a_worker_killed_at_a_random_call_leaves_every_lease_whole(scene: matrix
 def test_a_killed_client_leaves_to_others_what_they_share(scene: matrix.Scene) -> None:
     assert not matrix.kill_client_in_a_session(scene, 17).survived_the_operation
     assert not matrix.kill_second_client_in_a_session(scene, 17).survived_the_operation
+
+
+def test_a_killed_api_process_interrupts_no_lease_over_http(scene: matrix.Scene) -> None:
+    assert not matrix.kill_api_in_a_session(scene, 9).survived_the_operation
+
+
+def test_the_time_of_a_lease_over_http_goes_on_while_the_api_process_is_dead(scene: matrix.Scene) -> None:
+    api = DyingApi(scene.run_dir)
+    try:
+        with api.client() as http:
+            http.create_lease(scene.pool_id, name="http", ttl_s=0.5).allocate(0, 2)
+    finally:
+        api.kill()
+    until(lambda: scene.told().num_leases == 0)
+    scene.check_nothing_left()
 
 
 @pytest.mark.long

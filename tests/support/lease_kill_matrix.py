@@ -130,6 +130,7 @@ class Scene:
         close_fds(self.fds)
         self.keeper.close()
         self.worker.__exit__()
+        self.run_dir.with_name(f"{self.run_dir.name}.log").unlink(missing_ok=True)  # of API processes
 
     # --- the worker and its successors --------------------------------------------------------------------------------
 
@@ -227,9 +228,8 @@ class Scene:
         fault = numbers_fault(self.told(), books)
         assert fault is None, fault
 
-    def check_nothing_left(self, leave: Callable[[], object] = lambda: None) -> None:
-        """When every lease is closed, and others have left. Raises `Leaked`."""
-        leave()
+    def check_nothing_left(self) -> None:
+        """When every lease is closed. Raises `Leaked`."""
         for client in (self.first, self.second, *self.extra):
             if not client.ended:
                 for lease in self.ask(client, "audit")["books"]:
@@ -614,9 +614,11 @@ def kill_api_in_a_session(on: Scene, step: int) -> Trial:
             assert {group: dict(zip(held.ids, held.times, strict=True)) for group, held in lease.held().items()} == book
             on.check({"http": book})
             lease.close()
-        on.check_nothing_left(lambda: api.__exit__())
+        api.kill()  # it keeps a connection
+        on.check_nothing_left()
     finally:
-        api.__exit__()
+        if not api.ended:
+            api.kill()
     return Trial(survived_the_operation=survived)
 
 
