@@ -134,6 +134,19 @@ class HoldingArrays:
         ops[start], ops[start + 1], ops[start + 2] = key, serial, result
         return serial
 
+    def begin_one(self, holder: int, key: int, result: int, slot: int, low: int) -> int:
+        """As `begin` and then `set_one`: `low`, under the serial, is who holds the slot; 0: nobody."""
+        header, ops, holding, start = self.header, self.ops, self.holding_at, 4 * holder
+        before = ops[start + 1]
+        header[_HOLDER], header[_KEY], header[_SERIAL], header[_RESULT] = holder, ops[start], before, ops[start + 2]
+        self.log_slots_at[0], self.log_holding_at[0] = slot, holding[slot]
+        header[_NUM_SHARES], header[_NUM_SLOTS] = 0, 1
+        header[_ARMED] = 1
+        serial = before + 1 if before + 1 < _MOST_SERIALS else 1
+        ops[start], ops[start + 1], ops[start + 2] = key, serial, result
+        holding[slot] = serial << SERIAL_AT | low if low else 0
+        return serial
+
     def end(self) -> None:
         self.header[_ARMED] = 0
 

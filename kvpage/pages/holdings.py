@@ -171,13 +171,16 @@ class Holdings:
         self.take(holder, *self.held_by(holder)[:2])
         self.end()
 
-    def give_one(self, holder: int, group: int, slot: int, serial: int) -> None:
-        """As `give` of one."""
-        self._arrays.set_one(slot, serial << SERIAL_AT | group << HOLDER_BITS | holder)
+    def begin_giving(self, holder: int, key: int, group: int, slot: int) -> int:
+        """As `begin`, with a result of 1, and `give` of one."""
+        return self._arrays.begin_one(holder, key, 1, slot, group << HOLDER_BITS | holder)
 
-    def take_one(self, slot: int) -> None:
-        """The one who alone holds it, once, does not any more."""
-        self._arrays.set_one(slot, 0)
+    def begin_taking(self, holder: int, key: int, slot: int) -> int:
+        """As `begin`, and the holder, who alone holds the slot, once, does not any more."""
+        return self._arrays.begin_one(holder, key, 0, slot, 0)
+
+    def last_key(self, holder: int) -> int:
+        return self._ops[4 * holder]
 
     def give(self, holder: int, group: int, slots: Places, serial: int = 0) -> None:
         """The holder holds these slots, which nobody holds, once. `serial`: see `given`."""

@@ -25,7 +25,7 @@ from kvpage.pages.leased_state import HeldBlocks as HeldBlocks
 from kvpage.pages.leased_state import LeasedState
 from kvpage.pages.leases import Lease, Opened, Owner
 from kvpage.pages.prefix import Match
-from kvpage.pages.steps import NOTHING, Grant, Step
+from kvpage.pages.steps import NOT_KEPT, NOTHING, Grant, Step
 from kvpage.pages.tenants import Tenant
 
 Undo = Callable[[], None]
@@ -181,37 +181,58 @@ class LeasedPool(LeasedState):
 
     def allocate_one(self, lease: Lease, group: int, key: int = 0) -> Grant:
         """As `do` of a step that allocates one block."""
-        holdings = self.holdings
-        if lease.state == "ended" or not self.whole.is_whole or (key and key == holdings.last(lease.row).key):
+        block = self.take_quickly(lease, group, key)
+        if block is None:
             return self.do(lease, Step(key=key, allocate={group: 1}))
+        return Grant(ids={group: np.array([block], np.int32)})
+
+    def free_one(self, lease: Lease, group: int, block: int, key: int = 0) -> Grant:
+        """As `do` of a step that frees one block."""
+        if self.free_quickly(lease, group, block, key):
+            return NOTHING
+        return self.do(lease, Step(key=key, free={group: [block]}))
+
+    def take_quickly(self, lease: Lease, group: int, key: int) -> int | None:
+        """What `do` of a step that allocates one block gives, where nothing special is to be heeded; else None, and
+        nothing is done. Raises what breaks into it, as an interruption.
+        """
+        holdings = self.holdings
+        if lease.state == "ended" or not self.whole.is_whole or self._clearing:
+            return None
+        if (key and key == holdings.last_key(lease.row)) or self.usage.has_quota(lease):
+            return None
         try:
-            if self.usage.has_quota(lease):
-                return self._do(lease, Step(key=key, allocate={group: 1}))
             block = self.blocks.allocate_one(group)
-            serial = holdings.begin(lease.row, key, 1)
-            holdings.give_one(lease.row, group, self._slot(group, block), serial)
+            holdings.begin_giving(lease.row, key, group, self._slot(group, block))
             self.usage.change_one(lease, group, 1)
             holdings.end()
-            return self.granted(lease, serial, {group: np.array([block], np.int32)})
+            lease.last_grant = NOT_KEPT
+            return block
+        except KvpageError:  # raised before anything was done, and again by `do`
+            return None
         except BaseException as error:
             self.whole.failed(error)
             raise
 
-    def free_one(self, lease: Lease, group: int, block: int, key: int = 0) -> Grant:
-        """As `do` of a step that frees one block."""
+    def free_quickly(self, lease: Lease, group: int, block: int, key: int) -> bool:
+        """As `take_quickly`, of a step that frees one block."""
         holdings = self.holdings
-        is_usual = lease.state != "ended" and self.whole.is_whole and not (key and key == holdings.last(lease.row).key)
-        num_blocks = self.geometry.num_blocks(group) if 0 <= group < len(self.block_bytes) else 0
-        if not (is_usual and 0 < block < num_blocks and holdings.holds_once(lease.row, self._slot(group, block))):
-            return self.do(lease, Step(key=key, free={group: [block]}))
+        if lease.state == "ended" or not self.whole.is_whole or not 0 <= group < len(self.block_bytes):
+            return False
+        if (key and key == holdings.last_key(lease.row)) or not 0 < block < self.geometry.num_blocks(group):
+            return False
+        slot = self._slot(group, block)
+        if not holdings.holds_once(lease.row, slot):
+            return False
         try:
             self.blocks.free_one(group, block)
-            serial = holdings.begin(lease.row, key)
-            holdings.take_one(self._slot(group, block))
+            holdings.begin_taking(lease.row, key, slot)
             self.usage.change_one(lease, group, -1)
             holdings.end()
-            lease.last_grant = serial, NOTHING
-            return NOTHING
+            lease.last_grant = NOT_KEPT
+            return True
+        except KvpageError:
+            return False
         except BaseException as error:
             self.whole.failed(error)
             raise

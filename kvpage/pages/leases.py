@@ -10,6 +10,7 @@ import hmac
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,7 @@ from kvpage.errors import Conflict, NotFound, OutOfBlocks, PermissionDenied, Spe
 from kvpage.pages.arrays import Ints
 from kvpage.pages.holding_arrays import MAX_HOLDERS
 from kvpage.pages.lease_records import LeaseRecord, LeaseRecords
-from kvpage.pages.steps import NOTHING, Grant
+from kvpage.pages.steps import NOT_KEPT, Grant
 from kvpage.pages.tenants import Tenant
 from kvpage.pages.whole import Whole
 
@@ -56,7 +57,7 @@ class Lease:
     reservations: dict[str, Lease] = field(default_factory=dict)
     reserved: dict[int, Ints] = field(default_factory=dict)
     """Of a reservation: its blocks by group."""
-    last_grant: tuple[int, Grant] = (0, NOTHING)
+    last_grant: tuple[int, Grant] = NOT_KEPT
     """Serial of the last step that this process has answered, and with what."""
 
     def __repr__(self) -> str:
@@ -267,7 +268,7 @@ class LeaseBook:
     def tenant(self, name: str) -> Tenant:
         """As it was set, or as all are that were not."""
         found = self._tenants.get(name)
-        return Tenant(name=name) if found is None else found
+        return _as_all_are(name) if found is None else found
 
     def tenants(self) -> list[Tenant]:
         """Those that were set, and those that have leases, by name."""
@@ -282,6 +283,11 @@ class LeaseBook:
         with self._whole:
             self._records.set_tenants(new.values())
             self._tenants = new
+
+
+@lru_cache(MAX_TENANTS)
+def _as_all_are(name: str) -> Tenant:
+    return Tenant(name=name)
 
 
 def check_lease_name(name: str) -> None:

@@ -50,3 +50,5 @@ class Grant:
 
 
 NOTHING = Grant()
+NOT_KEPT = (0, NOTHING)
+"""In place of a step's serial and what it was answered with."""

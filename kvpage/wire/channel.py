@@ -29,7 +29,7 @@ _FD_BYTES = array.array("i").itemsize
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # once: operations on Python's flags take microseconds
 _RECEIVE_FLAGS = int(socket.MSG_CMSG_CLOEXEC)
 _PEEK = int(socket.MSG_PEEK)
-_SEEN = [bytearray(_READ_BYTES)]  # nobody reads it: what is seen is then received
+_SEEN = [bytearray(_READ_BYTES)]  # what is seen is received afterwards
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_FDS_PER_FRAME * _FD_BYTES)
 
@@ -155,6 +155,20 @@ class FrameReader:
             self._data += sock.recv(num_bytes)  # exactly what was seen: what came since may bring descriptors
         return num_bytes > 0
 
+    def read_request(self, sock: socket.socket) -> memoryview | bool:
+        """As `read_without_fds`; but where all that has come is one whole frame without descriptors, as a client that
+        waits for its answer sends, its payload, which is right until something is read again.
+        """
+        seen = _SEEN[0]
+        num_bytes, _, flags, _ = sock.recvmsg_into(_SEEN, 0, _PEEK)
+        if flags & _TRUNCATED or self._data or num_bytes <= _HEADER.size or num_bytes == len(seen):
+            return self.read_without_fds(sock)
+        payload_bytes, num_fds, zeros = _HEADER.unpack_from(seen)
+        if num_fds or zeros != _ZEROS or payload_bytes != num_bytes - _HEADER.size:
+            return self.read_without_fds(sock)
+        sock.recv(num_bytes)
+        return memoryview(seen)[_HEADER.size : num_bytes]
+
     def feed(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Add bytes and descriptors; the reader owns the descriptors until a frame takes them."""
         self._data += data
@@ -249,18 +263,20 @@ class Outbox:
         self._frames.append(_Outgoing(data, fds))
         self.num_bytes += len(data)
 
-    def send(self, sock: socket.socket, payload: bytes) -> None:
-        """`push` without descriptors, and `flush` as far as goes in one call."""
+    def send(self, sock: socket.socket, payload: bytes) -> bool:
+        """`push` without descriptors, and `flush` as far as goes in one call; True when nothing is left."""
         if self._frames:
             self.push(payload)
-            return
+            return False
         data = header(len(payload), 0) + payload
         try:
             sent = sock.send(data, _SEND_FLAGS)
         except BlockingIOError:
             sent = 0
-        if sent < len(data):
-            self.push_rest(data[sent:])
+        if sent == len(data):
+            return True
+        self.push_rest(data[sent:])
+        return False
 
     def flush(self, sock: socket.socket) -> bool:
         """Send what the socket takes without waiting; True when nothing is left."""

@@ -101,7 +101,7 @@ class ComputedBlocks(Value, frozen=True, kw_only=True):
     """That of the prefix that they go on from: what was computed before everything was forgotten is not kept."""
 
 
-class TakeStep(Body, frozen=True, kw_only=True):
+class TakeStep(Body, frozen=True, kw_only=True, omit_defaults=True):
     """Commit, retain, free and allocate, in this order: all of it or nothing."""
 
     lease_id: LeaseId

@@ -302,7 +302,7 @@ def encode(frame: RequestFrame | ReplyFrame) -> bytes:
     return _encoder.encode(frame)
 
 
-def decode_request(payload: bytes) -> RequestFrame | InvalidRequest:
+def decode_request(payload: bytes | memoryview) -> RequestFrame | InvalidRequest:
     """The request in `payload`; raises `ProtocolError` for what is no msgpack or has no id."""
     try:
         return _decode(_request_decoder, payload)

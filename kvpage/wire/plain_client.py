@@ -108,8 +108,7 @@ class PlainClient:
             raise TooLarge(f"a {type(body).__name__} request of {len(payload)} bytes; the limit is {MAX_FRAME_BYTES}")
         if self.timeout_s + wait_s != self._timed_s:
             self._limit_time(sock, self.timeout_s + wait_s)
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have said why
-            self._send(sock, header(len(payload), 0) + payload)
+        self._send(sock, header(len(payload), 0) + payload)
         reply = messages.decode_reply(self._receive(sock))
         if reply.id != request_id and not (reply.id == 0 and reply.error is not None):
             raise ProtocolError(f"the worker answered request {reply.id}, request {request_id} was asked")
@@ -129,6 +128,8 @@ class PlainClient:
                 sent += sock.send(memoryview(data)[sent:], socket.MSG_NOSIGNAL)
         except BlockingIOError as error:
             raise WorkerLost(f"the worker at {self._path} took no request in time") from error
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it may have said why
 
     def _receive(self, sock: socket.socket) -> memoryview:
         """The payload of one frame; right until the next one is received."""

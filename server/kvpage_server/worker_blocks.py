@@ -6,6 +6,7 @@ import mmap
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from time import perf_counter
 
 import numpy as np
 
@@ -30,6 +31,9 @@ _ID = struct.Struct("<I")
 _NOTHING = leasing.Granted()
 
 
+_NOTHING_GRANTED = leasing.Granted()
+
+
 class PoolBlocks:
     def __init__(self, plan: Plan, state: mmap.mmap, clock: Callable[[], float]) -> None:
         """`state`: the pool's block state, which this owns from now on. Raises `Conflict` where it is not sound."""
@@ -51,19 +55,29 @@ class PoolBlocks:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
+    def quick(self, lease: Lease, body: leasing.TakeStep) -> leasing.Granted | None:
+        """Most steps are of one block, and nothing is in their way. None: this is another, and nothing was done."""
+        allocate, free = body.allocate, body.free
+        if body.commit or body.retain or len(allocate) + len(free) != 1 or self.room.num_waiting():
+            return None
+        began_s = perf_counter()
+        if allocate:
+            [(group, count)] = allocate.items()
+            block = self.pool.take_quickly(lease, group, body.key) if count == 1 else None
+            if block is None:
+                return None
+            granted = leasing.Granted(ids={group: _ID.pack(block)})
+        else:
+            [(group, ids)] = free.items()
+            if len(ids) != _ID.size or not self.pool.free_quickly(lease, group, _ID.unpack(ids)[0], body.key):
+                return None
+            granted = _NOTHING_GRANTED
+        self.took(perf_counter() - began_s)
+        return granted
+
     def work_of(self, lease: Lease, body: leasing.TakeStep) -> Callable[[], leasing.Granted]:
         """What does the step. Raises `SpecInvalid` for what are no ids or hashes, `TooLarge` for too many blocks."""
-        pool, key = self.pool, body.key
-        if not (body.commit or body.retain):  # most steps are of one block
-            if not body.free and len(body.allocate) == 1:
-                [(group, count)] = body.allocate.items()
-                if count == 1:
-                    return lambda: granted(pool.allocate_one(lease, group, key))
-            elif not body.allocate and len(body.free) == 1:
-                [(group, ids)] = body.free.items()
-                if len(ids) == _ID.size:
-                    (block,) = _ID.unpack(ids)
-                    return lambda: granted(pool.free_one(lease, group, block, key))
+        pool = self.pool
         _check_number(body.allocate)
         step = step_of(body)
         return lambda: granted(pool.do(lease, step))

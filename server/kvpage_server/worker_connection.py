@@ -6,7 +6,6 @@ import selectors
 import socket
 import traceback
 from collections.abc import Sequence
-from typing import Protocol
 
 from kvpage.errors import (
     Conflict,
@@ -18,9 +17,10 @@ from kvpage.errors import (
     SpecInvalid,
     TooLarge,
 )
-from kvpage.wire import messages, succession
-from kvpage.wire.channel import MAX_FRAME_BYTES, Frame, FrameReader, Outbox, close_fds, keep_urgent_data
+from kvpage.wire import leasing, messages, succession
+from kvpage.wire.channel import MAX_FRAME_BYTES, FrameReader, Outbox, close_fds, keep_urgent_data
 from kvpage.wire.credentials import Peer
+from kvpage_server.connection_handler import Handler, Quick
 from kvpage_server.request_rules import check_request
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
@@ -28,25 +28,6 @@ from kvpage_server.worker_loop import Deadline, Loop
 from kvpage_server.worker_pool_entry import Pool
 
 _MAX_MOVED_BYTES = MAX_FRAME_BYTES - (256 << 10)  # the rest is for the holds and leases of a client
-
-
-class Handler(Protocol):
-    """What a connection needs from the rest of the worker."""
-
-    @property
-    def epoch(self) -> str: ...
-
-    def handle(self, connection: Connection, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
-        """Answer with `reply` or `fail`, now or later. Owns `fds`. What it raises becomes the answer."""
-
-    def disconnected(self, connection: Connection) -> None:
-        """Called once, whatever ended the connection."""
-
-    def received(self, num_bytes: int) -> None:
-        """So many bytes more of requests that are not taken yet wait here; negative for fewer. May close somebody."""
-
-    def dispose(self, sock: socket.socket) -> None:
-        """Close a client's socket, without waiting: see `worker_disposal`."""
 
 
 class Connection:
@@ -61,6 +42,8 @@ class Connection:
         self.holds: dict[int, Pool] = {}
         self.leases: dict[str, tuple[Pool, int]] = {}
         """By lease id: the pool, and the hold on it that the lease is."""
+        self.quick: Quick | None = None
+        """What answers most steps of a client that leases blocks."""
         self.num_waits = 0
         self.closed = False
         self._socket = sock
@@ -102,6 +85,12 @@ class Connection:
     def perform(self, request_id: int, body: messages.RequestBody, fds: list[int]) -> None:
         """Have the request answered; owns `fds`."""
         try:
+            if self.quick is not None and type(body) is leasing.TakeStep:
+                granted = self.quick(self, body)
+                if granted is not None:
+                    frame = messages.ReplyFrame(id=request_id, epoch=self._handler.epoch, body=granted)
+                    self._push(messages.encode(frame), ())
+                    return
             self._handler.handle(self, request_id, body, fds)
         except KvpageError as error:
             self.fail(request_id, error)
@@ -218,10 +207,16 @@ class Connection:
         if self.closed or self._paused:
             return
         try:
-            if self._is_reading and not self._read():
-                self.close()
+            if not self._is_reading:
+                self._work()
                 return
-            self._work()
+            read = self._read()
+            if read is True:
+                self._work()
+            elif read is False:
+                self.close()
+            else:
+                self._handle(read, [])
         except ProtocolError as error:
             log("protocol_error", level="warning", client_pid=self.peer.pid, reason=error.message)
             self.refuse(error)
@@ -232,9 +227,10 @@ class Connection:
     def _is_reading(self) -> bool:
         return not self._ending and self._outbox.num_bytes <= self.limits.max_queued_bytes
 
-    def _read(self) -> bool:
+    def _read(self) -> memoryview | bool:
+        """A whole request; or whether more may come, and something has."""
         # Role `api` is the worker's own user or root, who could end the worker anyway; nobody else sends descriptors.
-        read = self._reader.read if self.role == "api" else self._reader.read_without_fds
+        read = self._reader.read if self.role == "api" else self._reader.read_request
         try:
             return read(self._socket)
         except BlockingIOError:  # ready for writing only
@@ -245,7 +241,7 @@ class Connection:
         self._flush()
         while not self.closed and self._is_reading and (frame := self._reader.take()) is not None:
             self._until_whole.cancel()
-            self._handle(frame)
+            self._handle(frame.payload, frame.fds)
             self._flush()
         self._wait_for_the_rest()
 
@@ -275,20 +271,20 @@ class Connection:
         if grown_bytes:
             self._handler.received(grown_bytes)
 
-    def _handle(self, frame: Frame) -> None:
+    def _handle(self, payload: bytes | memoryview, fds: list[int]) -> None:
         try:
-            request = messages.decode_request(frame.payload)
+            request = messages.decode_request(payload)
         except ProtocolError:
-            close_fds(frame.fds)
+            close_fds(fds)
             raise
         if isinstance(request, messages.InvalidRequest):
-            close_fds(frame.fds)
+            close_fds(fds)
             self.fail(request.id, SpecInvalid(f"request {request.id} cannot be read: {request.reason}"))
             return
-        check_request(request, frame.fds, greeted=self.role is not None)
+        check_request(request, fds, greeted=self.role is not None)
         if request.ack is not None and request.ack == self._unacknowledged:
             self._unacknowledged = None
-        self.perform(request.id, request.body, frame.fds)
+        self.perform(request.id, request.body, fds)
 
     # --- out -------------------------------------------------------------------------------------------------------
 
@@ -313,17 +309,22 @@ class Connection:
             self._outbox.push(payload, fds)
         else:
             try:
-                self._outbox.send(self._socket, payload)
+                if self._outbox.send(self._socket, payload) and self._is_quiet:
+                    return
             except OSError:  # the client is gone
                 self.close()
         self._flush()
+
+    @property
+    def _is_quiet(self) -> bool:  # nothing is to be done when all was sent
+        return self._watched == selectors.EVENT_READ and not self._ending
 
     def _flush(self) -> None:
         if self.closed or self._paused:
             return
         queued_bytes = self._outbox.num_bytes
-        if not queued_bytes and self._watched == selectors.EVENT_READ and not self._ending:
-            return  # all was sent before
+        if not queued_bytes and self._is_quiet:
+            return
         try:
             done = self._outbox.flush(self._socket)
         except OSError:  # the client is gone

@@ -99,9 +99,7 @@ class Contents:
             after=page.cursor.number,
             has_missed=page.has_missed,
             events=[
-                leasing.ContentEvent(
-                    number=event.number, kind=event.kind, group=event.group, hashes=event.data
-                )
+                leasing.ContentEvent(number=event.number, kind=event.kind, group=event.group, hashes=event.data)
                 for event in page.events
             ],
         )

@@ -199,7 +199,7 @@ class Leasing:
             self._bind(served, connection, served.hold_id)
 
     def _bind(self, served: ServedLease, connection: Connection, hold_id: int) -> None:
-        served.connection = connection
+        served.connection, connection.quick = connection, self.table.quick
         connection.leases[served.lease.lease_id] = (served.pool, hold_id)
 
     def _check_owner(self, connection: Connection, ttl_s: float) -> None:

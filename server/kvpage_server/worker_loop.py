@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import select
 import selectors
 import signal
 import socket
@@ -40,7 +41,8 @@ class Loop:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._selector = selectors.DefaultSelector()
+        self._epoll = select.epoll()  # not a selector, which takes as long again to say who is ready
+        self._watched: dict[int, Callback] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._purge_at = _FEW_TIMERS
@@ -53,13 +55,19 @@ class Loop:
 
     def watch(self, sock: socket.socket | int, events: int, callback: Callback) -> None:
         """Call `callback` whenever `sock`, a socket or a descriptor, is ready for `events`. 0 stops watching."""
-        known = sock in self._selector.get_map()
-        if events and known:
-            self._selector.modify(sock, events, callback)
-        elif events:
-            self._selector.register(sock, events, callback)
-        elif known:
-            self._selector.unregister(sock)
+        fd = sock if isinstance(sock, int) else sock.fileno()
+        mask = (select.EPOLLIN if events & selectors.EVENT_READ else 0) | (
+            select.EPOLLOUT if events & selectors.EVENT_WRITE else 0
+        )
+        if not mask:
+            if self._watched.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
+            return
+        if fd in self._watched:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+        self._watched[fd] = callback
 
     def call_after(self, delay_s: float, callback: Callback) -> Timer:
         timer = Timer(callback)
@@ -87,17 +95,17 @@ class Loop:
     def run(self) -> None:
         self._running = True
         while self._running:
-            ready = self._selector.select(self._timeout_s())
-            for place, (key, _) in enumerate(ready):
-                if place == 0 or key.fd in self._selector.get_map():  # else an earlier one of this round has closed it
-                    _run(key.data)
+            for fd, _ in self._epoll.poll(self._timeout_s()):
+                callback = self._watched.get(fd)
+                if callback is not None:  # else an earlier one of this round has ended it
+                    _run(callback)
             self._run_timers()
 
     def stop(self) -> None:
         self._running = False
 
     def close(self) -> None:
-        self._selector.close()
+        self._epoll.close()
         self._wake_in.close()
         self._wake_out.close()
 

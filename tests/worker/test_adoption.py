@@ -283,7 +283,7 @@ def test_reserved_bytes_must_be_zero(keeper: WorkerClient, legacy: Legacy, offse
 @pytest.mark.usefixtures("nothing_left")
 def test_the_state_begins_at_a_page(keeper: WorkerClient, legacy: Legacy) -> None:
     [record_bytes] = struct.unpack("<Q", os.pread(legacy.control.fd, 8, 16))
-    head = struct.pack("<8sIIQQQ8x", b"KVPGCTRL", 1, 80, record_bytes, 4090, 0)
+    head = struct.pack("<8sIIQQQ8x", b"KVPGCTRL", 2, 80, record_bytes, 4090, 0)
     data = os.pread(legacy.control.fd, record_bytes, 80)
     os.pwrite(legacy.control.fd, head + hashlib.sha256(head + bytes(32) + data).digest(), 0)
     with pytest.raises(ProtocolError, match="4090"):
