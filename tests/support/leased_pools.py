@@ -47,9 +47,8 @@ BLOCKS_PER_SLAB = {
 }  # fmt: skip
 
 
-@cache
-def plan_of(name: str, num_slabs: int = 9) -> Plan:
-    request = {
+def request_of(name: str, num_slabs: int = 9) -> dict[str, Any]:
+    return {
         "layers": LAYERS[name],
         "strategy": "nested",
         "allocator": "slabs",
@@ -57,7 +56,11 @@ def plan_of(name: str, num_slabs: int = 9) -> Plan:
         "max_model_len": 16,
         "max_num_batched_tokens": 16,
     }
-    plan = kvpage.plan(request)
+
+
+@cache
+def plan_of(name: str, num_slabs: int = 9) -> Plan:
+    plan = kvpage.plan(request_of(name, num_slabs))
     assert tuple(group.blocks_per_slab for group in plan.groups) == BLOCKS_PER_SLAB[name]
     return plan
 
