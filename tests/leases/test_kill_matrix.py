@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kvpage.errors import KvpageError, StaleHandle
+from kvpage.errors import KvpageError, OutOfBlocks, StaleHandle
 from kvpage.pages.arrays import Arrays
 from kvpage.pages.clearing import Clearing
 from kvpage.pages.geometry import Geometry
@@ -24,6 +25,7 @@ from support import lease_kill_matrix as matrix
 from support.dying import DyingApi
 from support.eventually import until
 from support.kill_matrix import Trial, every_step
+from support.leaks import leak_guard
 from support.lease_proof import ControlView, numbers_fault, prove, quiet_fault
 from support.leased_pools import content, plan_of
 from support.served_leases import OverSocket, ServedPools
@@ -33,7 +35,7 @@ PLAN = plan_of("three", 17)
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[matrix.Scene]:
-    with matrix.scene(tmp_path_factory.mktemp("k")) as scene:
+    with leak_guard(), matrix.scene(tmp_path_factory.mktemp("k")) as scene:
         yield scene
 
 
@@ -102,6 +104,21 @@ def test_who_adopts_a_lease_and_asks_for_its_last_step_again_clears_what_it_is_g
         assert again.ids[1].tolist() == again.clear[1].tolist() == first.ids[1].tolist()
     before.close()
     way.close()
+
+
+def test_a_step_that_was_done_is_answered_again_while_others_wait(flat: OverSocket) -> None:
+    """It needs no room: to refuse it, or to have it stand behind them, would deny what its lease holds."""
+    with flat.open("first") as first, flat.open("second") as second, ThreadPoolExecutor(1) as thread:
+        step = Step(key=first.new_key(), allocate={0: 3})
+        ids = first.step(step).ids[0].tolist()
+        waiting = thread.submit(second.allocate, 0, 8, wait_s=60)
+        until(lambda: flat.pools.blocks(flat.pool_id).tenants[0].num_waiting)
+        assert sorted(first.step(step).ids[0].tolist()) == sorted(ids)
+        assert sorted(first.step(step, wait_s=60).ids[0].tolist()) == sorted(ids)
+        with pytest.raises(OutOfBlocks):
+            first.allocate(0, 1)
+        first.free(0, ids)
+        assert len(waiting.result()) == 8
 
 
 # --- the proof -------------------------------------------------------------------------------------------------------

@@ -139,8 +139,7 @@ class Scene:
         self.keeper.close()
         self.keeper = self.worker.client(role="api")
         then()
-        fds = [os.dup(fd) for fd in self.fds]
-        self.keeper.ask(messages.AdoptPool(chunks=self.chunks), messages.PoolState, fds)
+        self.keeper.ask(messages.AdoptPool(chunks=self.chunks), messages.PoolState, self.fds)
         finish_adoption(self.keeper)
 
     def succeed(self, step: int | str = 0) -> None:

@@ -199,9 +199,12 @@ class Soak:
         """For so long. Raises AssertionError when a client ends by itself."""
         deadline_s = time.monotonic() + pause_s
         while (left_s := deadline_s - time.monotonic()) > 0:
-            ready, _, _ = select.select([client.stdout for client in self.clients], [], [], left_s)
+            poll = select.poll()
             for client in self.clients:
-                if client.stdout in ready and not client.read():
+                poll.register(client.stdout, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(left_s * 1000)}
+            for client in self.clients:
+                if client.stdout.fileno() in ready and not client.read():
                     raise AssertionError(f"client {client.number} ended by itself")
 
     def _strike(self, blow: str) -> None:
