@@ -1,5 +1,5 @@
 """Kills processes at every step of every operation, uses up everything there is, and writes what came of it into
-docs/reliability.md. Takes about ten minutes: `make reliability`.
+docs/reliability.md. Takes about twenty minutes: `make reliability`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,43 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random, SystemRandom
+from typing import TypeVar
 
+_Scene = TypeVar("_Scene")
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reliability.md"
 NUM_UPGRADES = 10
 NUM_CYCLES = 1000
 BOTH_STEPS = (1, 5, 9)
+NUM_RANDOM_CALLS = 60
+MOST_CALLS = 600
+NUM_SOAKS, SOAK_S = 2, 60.0
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support import exhaustion, kill_matrix, upgrade  # noqa: E402 - found by the line above
+from support import exhaustion, kill_matrix, lease_kill_matrix, upgrade  # noqa: E402 - found by the line above
+from support.lease_soak import Outcome, soak  # noqa: E402
+
+_SOAK_BLOWS = {
+    "client": "a client killed",
+    "two clients": "two at once",
+    "client stopped": "one killed while another was stopped",
+    "worker": "the worker killed",
+    "worker and a client": "with a client",
+    "API": "the API process killed",
+    "replaced": "the worker replaced",
+    "proved": "the pool proved while the worker was stopped",
+}
 
 
 @dataclass(slots=True)
 class Row:
-    """Of the kill matrix."""
+    """Of a kill matrix."""
 
     who: str
     during: str
@@ -67,7 +85,22 @@ def main() -> int:
     rows = [row for part in parts for row in part]
     _write("kill matrix", _matrix(rows))
     is_unharmed = all(outcome == "unharmed" for _, outcome, _ in exhausted)
-    return 0 if is_unharmed and not any(row.lost or row.leaked for row in rows) else 1
+    is_sound = leases()
+    return 0 if is_unharmed and is_sound and not any(row.lost or row.leaked for row in rows) else 1
+
+
+def leases() -> bool:
+    """Whether no lease was lost: not at any step, and not under random work, of which a fault ends everything."""
+    with ThreadPoolExecutor() as threads:
+        parts = list(threads.map(lambda part: list(part()), (_lease_rows, _other_lease_rows)))
+    rows = [row for part in parts for row in part]
+    _write("lease kill matrix", _matrix(rows))
+    outcomes = []
+    for _ in range(NUM_SOAKS):
+        with _folder() as folder:
+            outcomes.append(soak(folder, seed=SystemRandom().getrandbits(32), duration_s=SOAK_S))
+    _write("lease soak", _soaks(outcomes))
+    return not any(row.lost or row.leaked for row in rows)
 
 
 def _write(name: str, table: str) -> None:
@@ -82,13 +115,14 @@ def _worker_rows() -> Iterator[Row]:
     kills["adopt"] = kill_matrix.kill_worker_during_adoption
     kills["being replaced"] = kill_matrix.kill_worker_during_replacement
     for operation, kill in kills.items():
-        yield _every_step(Row("worker", operation), kill)
+        yield _every_step(Row("worker", operation), kill, kill_matrix.scene)
 
 
 def _api_rows() -> Iterator[Row]:
     for operation in ("create", "delete"):
-        yield _every_step(Row("API", operation), partial(_during, kill_matrix.kill_api_during, operation))
-    yield _every_step(Row("API", "export, at its start"), kill_matrix.kill_api_while_it_learns)
+        kill = partial(_during, kill_matrix.kill_api_during, operation)
+        yield _every_step(Row("API", operation), kill, kill_matrix.scene)
+    yield _every_step(Row("API", "export, at its start"), kill_matrix.kill_api_while_it_learns, kill_matrix.scene)
 
 
 def _rows_of_both() -> Iterator[Row]:
@@ -100,17 +134,37 @@ def _rows_of_both() -> Iterator[Row]:
         yield _told(row)
 
 
+def _lease_rows() -> Iterator[Row]:
+    for operation in lease_kill_matrix.OPERATIONS:
+        kill = partial(_during, lease_kill_matrix.kill_worker_during, operation)
+        yield _every_step(Row("worker", operation), kill, lease_kill_matrix.scene)
+
+
+def _other_lease_rows() -> Iterator[Row]:
+    for name, kill in lease_kill_matrix.OTHER_BLOWS.items():
+        who, _, during = name.partition(", ")
+        yield _every_step(Row(who, during), kill, lease_kill_matrix.scene)
+    chance = Random(SystemRandom().getrandbits(32))
+    row = Row("worker", "any of these, at a random call of any function")
+    with _folder() as folder, lease_kill_matrix.scene(folder) as scene:
+        for _ in range(NUM_RANDOM_CALLS):
+            operation, call = chance.choice([*lease_kill_matrix.OPERATIONS]), chance.randint(1, MOST_CALLS)
+            row.count(partial(lease_kill_matrix.kill_worker_during, scene, operation, f"any{call}"))
+    yield _told(row)
+
+
 def _during(
-    kill: Callable[[kill_matrix.Scene, str, int], kill_matrix.Trial],
-    operation: str,
-    scene: kill_matrix.Scene,
-    step: int,
+    kill: Callable[[_Scene, str, int], kill_matrix.Trial], operation: str, scene: _Scene, step: int
 ) -> kill_matrix.Trial:
     return kill(scene, operation, step)
 
 
-def _every_step(row: Row, kill: Callable[[kill_matrix.Scene, int], kill_matrix.Trial]) -> Row:
-    with _folder() as folder, kill_matrix.scene(folder) as scene:
+def _every_step(
+    row: Row,
+    kill: Callable[[_Scene, int], kill_matrix.Trial],
+    made: Callable[[Path], AbstractContextManager[_Scene]],
+) -> Row:
+    with _folder() as folder, made(folder) as scene:
         while row.count(partial(kill, scene, row.tried + 1)):
             pass
     return _told(row)
@@ -179,6 +233,27 @@ def _upgrade(measured: upgrade.Upgrades) -> str:
     return "\n".join(
         ["| what | measured |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in rows.items())]
     )
+
+
+def _soaks(outcomes: list[Outcome]) -> str:
+    rows = {
+        "operations of clients": [f"{one.counts['operations']:,}" for one in outcomes],
+        "blocks committed, prefixes taken, blocks shared by number": [
+            f"{one.counts['committed']:,}, {one.counts['prefixes taken']:,}, {one.counts['blocks shared']:,}"
+            for one in outcomes
+        ],
+        "requests that might wait, answers that there were too few blocks": [
+            f"{one.counts['with deadlines']:,}, {one.counts['out of blocks']:,}" for one in outcomes
+        ],
+        "leases opened, adopted; reservations lost with their worker": [
+            f"{one.counts['opened']}, {one.counts['adopted']}; {one.counts['reservations lost']}" for one in outcomes
+        ],
+        **{what: [f"{one.blows[blow]}" for one in outcomes] for blow, what in _SOAK_BLOWS.items()},
+        "blocks lost, owned twice, or left": ["none" for _ in outcomes],  # else there would be no outcome
+    }
+    head = ["| what |", *(f" seed {one.seed} |" for one in outcomes)]
+    lines = ["".join(head), "| --- |" + " --- |" * len(outcomes)]
+    return "\n".join([*lines, *(f"| {what} | {' | '.join(values)} |" for what, values in rows.items())])
 
 
 def _both_ms(median_s: float, longest_s: float) -> str:
