@@ -7,6 +7,7 @@ from typing import Self
 
 from kvpage.client.socket_lease import SocketLease
 from kvpage.errors import Conflict, SpecInvalid, shorten
+from kvpage.pages.batches import whole_number
 from kvpage.pages.steps import Step
 
 DEFAULT_BATCH = 64
@@ -22,8 +23,11 @@ class BlockStock:
 
     def __init__(self, lease: SocketLease, group: int, batch: int = DEFAULT_BATCH) -> None:
         """Raises `SpecInvalid` for a batch of less than one block."""
-        if batch < 1:
+        if whole_number(batch, "the batch of a stock") < 1:
             raise SpecInvalid(f"a stock is filled by 1 block or more at a time, not {batch}")
+        num_groups = len(lease.clears_on_reuse)
+        if whole_number(group, "the group of a stock") >= num_groups:
+            raise SpecInvalid(f"there is no group {group}; the groups are 0 to {num_groups - 1}")
         self._lease, self._group, self._batch = lease, group, batch
         self._blocks: list[int] = []
         self._taken: set[int] = set()
@@ -40,7 +44,7 @@ class BlockStock:
 
     def take(self) -> int:
         """A block that nobody uses. Raises as `SocketLease.allocate`."""
-        if not self._blocks:
+        if not self._blocks or self._lease.closed:
             self._fill()
         block = self._blocks.pop()
         self._taken.add(block)

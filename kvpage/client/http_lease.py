@@ -25,9 +25,9 @@ from kvpage.client.patience import Patience
 from kvpage.errors import DeviceUnavailable, Draining, PoolNotFound, StaleHandle, WorkerLost
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids, block_ids
-from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation
+from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation, must_be_cleared
 from kvpage.pages.leased_pool import HeldBlocks
-from kvpage.pages.steps import Counts, Grant, Step
+from kvpage.pages.steps import Content, Counts, Grant, Step
 
 if TYPE_CHECKING:
     from kvpage.client.async_http import AsyncClient
@@ -204,6 +204,36 @@ class AsyncHttpLease:
         """As `BlockLease.step`."""
         key, body = step.key or _new_key(), _batch(step, wait_s)
         return _grant(await self._ask(lambda: self._calls.batch(body, key=key, wait_s=wait_s)))
+
+    async def allocate_all(self, counts: Counts, *, wait_s: float = 0.0, as_runs: bool = False) -> dict[int, Ints]:
+        """For every group its number of block ids, or nothing. Raises as `step`, and `Conflict`, having given them
+        back, where blocks must be cleared: take a `step` then.
+        """
+        grant = await self.step(Step(allocate=counts, as_runs=as_runs), wait_s=wait_s)
+        if grant.clear:
+            await self.step(Step(free=grant.ids))
+            raise must_be_cleared(grant.clear)
+        return {group: grant.ids.get(group, np.empty(0, np.int32)) for group in counts}
+
+    async def allocate(self, group: int, count: int, *, wait_s: float = 0.0) -> Ints:
+        """As `allocate_all` of one group."""
+        return (await self.allocate_all({group: count}, wait_s=wait_s))[group]
+
+    async def allocate_run(self, group: int, count: int, *, wait_s: float = 0.0) -> Ints:
+        """As `BlockLease.allocate_run`."""
+        return (await self.allocate_all({group: count}, wait_s=wait_s, as_runs=True))[group]
+
+    async def free(self, group: int, ids: Ids) -> None:
+        """As `BlockLease.free`."""
+        await self.step(Step(free={group: ids}))
+
+    async def retain(self, group: int, ids: Ids) -> None:
+        """As `BlockLease.retain`."""
+        await self.step(Step(retain={group: ids}))
+
+    async def commit(self, group: int, ids: Ids, hashes: Sequence[bytes]) -> None:
+        """As `BlockLease.commit`."""
+        await self.step(Step(commit={group: Content(ids, hashes)}))
 
     async def held(self, group: int) -> HeldBlocks:
         """What it holds of one group, without what is reserved."""

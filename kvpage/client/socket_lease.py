@@ -18,7 +18,7 @@ from kvpage.client.finding import (
     served_socket,
 )
 from kvpage.client.patience import Patience
-from kvpage.errors import Draining, KvpageError, NotFound, StaleHandle, WorkerLost, shorten
+from kvpage.errors import DeviceUnavailable, Draining, KvpageError, NotFound, StaleHandle, WorkerLost, shorten
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids, block_ids, whole_number
 from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation
@@ -109,10 +109,17 @@ class SocketLease(BlockLease):
         if self._client is None:
             return
         try:
-            with contextlib.suppress(StaleHandle):  # another has it, or it has ended
-                self._ask(leasing.CloseLease(lease_id=self._opened.lease_id), leasing.LeaseClosed)
+            self._end()
+        except BaseException:
+            with contextlib.suppress(Exception):  # an interruption must not leave it open: nobody asks again
+                self._end()
+            raise
         finally:
             self._leave()
+
+    def _end(self) -> None:
+        with contextlib.suppress(StaleHandle):  # another has it, or it has ended
+            self._ask(leasing.CloseLease(lease_id=self._opened.lease_id), leasing.LeaseClosed)
 
     def _leave(self) -> None:
         client, self._client = self._client, None
@@ -146,7 +153,7 @@ class SocketLease(BlockLease):
                     self._connect_again(patience)
                 assert self._client is not None
                 return self._client.ask(replace(body, lease_id=self._opened.lease_id), kind, wait_s=wait_s)
-            except (WorkerLost, Draining) as again:
+            except (WorkerLost, Draining, DeviceUnavailable) as again:  # the last: there is no socket for a moment
                 error = again
 
     def _connect_again(self, patience: Patience) -> None:
@@ -188,7 +195,7 @@ class SocketLease(BlockLease):
 
     def free_one(self, group: int, block: int) -> None:
         """As `free` of one."""
-        ids = {group: whole_number(block, "a block id").to_bytes(4, "little")}
+        ids = {group: _packed([block])}
         body = leasing.TakeStep(lease_id=self._opened.lease_id, key=next(self._keys), free=ids)
         self._ask(body, leasing.Granted)
 
@@ -204,9 +211,9 @@ class SocketLease(BlockLease):
             },
             retain={group: _packed(ids) for group, ids in step.retain.items()},
             free={group: _packed(ids) for group, ids in step.free.items()},
-            allocate=dict(step.allocate),
+            allocate=_checked(step.allocate),
             as_runs=step.as_runs,
-            wait_s=wait_s,
+            wait_s=checked_seconds("wait_s", wait_s),
         )
         return _grant(self._ask(body, leasing.Granted, wait_s))
 
@@ -255,7 +262,10 @@ class SocketLease(BlockLease):
 
     def reserve(self, counts: Counts, *, wait_s: float = 0.0, ttl_s: float = 60.0) -> SocketReservation:
         body = leasing.Reserve(
-            lease_id=self._opened.lease_id, blocks=dict(counts), wait_s=wait_s, ttl_s=checked_seconds("ttl_s", ttl_s)
+            lease_id=self._opened.lease_id,
+            blocks=_checked(counts),
+            wait_s=checked_seconds("wait_s", wait_s),
+            ttl_s=checked_seconds("ttl_s", ttl_s),
         )
         return SocketReservation(self, self._ask(body, leasing.Reserved, wait_s).reservation_id)
 
@@ -264,7 +274,7 @@ class SocketLease(BlockLease):
             lease_id=self._opened.lease_id,
             key=self.new_key(),
             reservation_id=reservation_id,
-            blocks=None if counts is None else dict(counts),
+            blocks=None if counts is None else _checked(counts),
         )
         return self._cleared(_grant(self._ask(body, leasing.Granted)))
 
@@ -296,6 +306,14 @@ def new_key() -> int:
 def _packed(ids: Ids) -> bytes:
     """Raises `SpecInvalid` for what can be no block ids."""
     return block_ids(ids, _MOST_IDS).astype("<u4").tobytes()
+
+
+def _checked(counts: Counts) -> dict[int, int]:
+    """Raises `SpecInvalid` for what is no number of blocks."""
+    return {
+        whole_number(group, "a group"): whole_number(count, f"the number of blocks of group {group}")
+        for group, count in counts.items()
+    }
 
 
 def _computed(content: Content) -> leasing.ComputedBlocks:

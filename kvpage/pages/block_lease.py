@@ -144,11 +144,7 @@ class BlockLease(ABC):
             return grant.ids
         with suppress(KvpageError):
             self._take(Step(key=self.new_key(), free=grant.ids), 0.0)
-        groups = sorted(grant.clear)
-        raise Conflict(
-            f"blocks of groups {groups} must be cleared before they are used; open the lease with"
-            " clear=attachment.clear, or take a `step` and clear what it names"
-        )
+        raise must_be_cleared(grant.clear)
 
     def allocate(self, group: int, count: int, *, wait_s: float = 0.0) -> Ints:
         """`count` block ids. Raises as `step`."""
@@ -176,3 +172,11 @@ class BlockLease(ABC):
     def commit(self, group: int, ids: Ids, hashes: Sequence[bytes]) -> None:
         """These blocks hold what the hashes say: others find them from now on. Raises as `step`."""
         self._take(Step(key=self.new_key(), commit={group: Content(ids, hashes)}), 0.0)
+
+
+def must_be_cleared(clear: Mapping[int, Ints]) -> Conflict:
+    """Why blocks are not simply handed out."""
+    return Conflict(
+        f"blocks of groups {sorted(clear)} must be cleared before they are used; open the lease with"
+        " clear=attachment.clear, or take a `step` and clear what it names"
+    )

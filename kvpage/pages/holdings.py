@@ -36,6 +36,10 @@ class LastOperation(NamedTuple):
     result: int
 
 
+class SharesUsedUp(OutOfBlocks):
+    """There may be blocks, but no more can be noted as shared."""
+
+
 class Holdings:
     """Holders are numbers from 1 to `MAX_HOLDERS`. Slots as in `Geometry`; no method is given a slot twice.
 
@@ -200,7 +204,7 @@ class Holdings:
     def share(self, holder: int, group: int, slots: Places, times: Ints) -> int:
         """The holder holds these slots so many times more; returns how many of them it did not hold before.
 
-        Raises `OutOfBlocks`, and then `undo` is to be called, where too many are shared.
+        Raises `SharesUsedUp`, and then `undo` is to be called, where too many are shared.
         """
         alone = (self._holding.take(slots) == 0) & (times == 1)
         self.give(holder, group, slots[alone])
@@ -256,7 +260,7 @@ class Holdings:
         elif (row := self._arrays.num_rows) < len(self._shares):
             self._arrays.num_rows = row + 1
         else:
-            raise OutOfBlocks(
+            raise SharesUsedUp(
                 f"{len(self._shares)} times blocks are held by several leases, or more than once, as often as the pool"
                 " can note; free some of them",
                 details={"limit": len(self._shares)},

@@ -1,7 +1,7 @@
 """Sequences whose blocks are held by a lease: what one process has cached, another that leases of the same pool finds.
 
     sequences = leased_sequences(plan, lease)
-    with sequences.new(prompt, salt=lease.salt) as sequence:
+    with sequences.new(prompt) as sequence:
         copies = sequence.advance()
 
 As `Sequences` over a `BlockPool` of this process. Each step that takes or gives back blocks asks the worker.
@@ -33,6 +33,8 @@ class Lease(Protocol):
 
     @property
     def era(self) -> int: ...
+    @property
+    def salt(self) -> bytes: ...
     def new_key(self) -> int: ...
     def step(self, step: Step, /) -> object: ...
     def allocate_all(self, counts: Mapping[int, int], /) -> dict[int, Ints]: ...
@@ -93,6 +95,11 @@ class LeasedPrefixes:
     def era(self) -> int:
         """As of the last prefix that was looked for."""
         return self._lease.era
+
+    @property
+    def salt(self) -> bytes:
+        """Of the lease's tenant, who finds no other's prefixes."""
+        return self._lease.salt
 
     def find(self, hashes: TokenHashes, at_most_tokens: int) -> LeasedMatch:
         whole_tokens = at_most_tokens // self.step_tokens * self.step_tokens

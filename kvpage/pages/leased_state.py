@@ -40,7 +40,7 @@ class LeasedState:
         `Conflict` for a buffer that holds something else.
         """
         self.plan, self.geometry = plan, Geometry.of(plan)
-        self.block_bytes = tuple(group.block_stride_bytes for group in plan.groups)
+        self.block_bytes = tuple(plan.slab_bytes // group.blocks_per_slab for group in plan.groups)
         """By group: what one block takes of the pool."""
         self._parts = PoolBuffer.of(self.geometry, buffer)
         self._events = EventLog() if events is None else events

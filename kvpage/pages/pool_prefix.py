@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvpage.errors import KvpageError, NotSupported, SpecInvalid, shorten
 from kvpage.pages.allocator import BlockPool
-from kvpage.pages.hashing import HASH_BYTES
+from kvpage.pages.hashing import HASH_BYTES, ROOT
 from kvpage.pages.leases import LeaseBook
 from kvpage.pages.lifetimes import Lifetime, lifetimes_of
 from kvpage.pages.prefix import Match, PrefixCache, PrefixCounts
@@ -36,8 +36,8 @@ class GivenHashes:
 
 
 def _checked(content: bytes) -> bytes:
-    if len(content) != HASH_BYTES:
-        raise SpecInvalid(f"a hash of {len(content)} bytes, {shorten(content.hex())}; hashes have {HASH_BYTES}")
+    if len(content) != HASH_BYTES or content == ROOT:
+        raise SpecInvalid(f"{shorten(content.hex())} is no hash: those have {HASH_BYTES} bytes, and are not all zeros")
     return content
 
 

@@ -149,18 +149,25 @@ class PrefixIndex:
         return Added(new, num_duplicates)
 
     def _add_at_once(self, group: int, blocks: Sequence[int], hashes: Sequence[bytes]) -> Added | None:
-        """Where it is plain: contents that nobody knows, each once, in blocks that hold nothing, each once."""
-        slots = self.geometry.slots_of(group, np.asarray(blocks, np.intp))
-        if self._table.has_any(slots).any() or len(set(hashes)) < len(blocks) or len(set(blocks)) < len(blocks):
+        """Where it is plain: each content once, each block once, and no block holds something else."""
+        if len(set(hashes)) < len(blocks) or len(set(blocks)) < len(blocks):
             return None
+        slots = self.geometry.slots_of(group, np.asarray(blocks, np.intp))
         data = b"".join(hashes)
         rows = hashes_array(data)
-        if self._table.find(group, rows).any():
+        known = self._table.find(group, rows)
+        if (self._table.has_any(slots) & (known != slots)).any():
             return None
+        is_new = known == 0
+        num_duplicates = int(np.count_nonzero(~is_new & (known != slots)))
+        if not is_new.all():
+            slots, rows = slots[is_new], rows[is_new]
+            data = rows.tobytes()
         self._rows[slots] = rows
         self._table.insert(group, slots, rows)
-        self._note_stored(group, len(blocks), data)
-        return Added(list(blocks), 0)
+        self._note_stored(group, len(slots), data)
+        new: list[int] = self.geometry.ids_at(group, slots).tolist()
+        return Added(new, num_duplicates)
 
     def _note_stored(self, group: int, count: int, hashes: bytes) -> None:
         self._counts[group] += count

@@ -45,14 +45,18 @@ class Sequences:
         self,
         tokens: Tokens,
         *,
-        salt: bytes = b"",
+        salt: bytes | None = None,
         spans: SequenceOf[Span] = (),
         encoder_tokens: int = 0,
         recomputes_last_token: bool = True,
     ) -> Sequence:
-        """A sequence of these tokens that holds nothing yet. `recomputes_last_token`: at least one token is left to
-        compute, as whoever needs the next token's logits wants it. Raises `SpecInvalid`."""
+        """A sequence of these tokens that holds nothing yet. `salt`: what hashes begin with; None: as the lease
+        says, where one holds the blocks. `recomputes_last_token`: at least one token is left to compute, as whoever
+        needs the next token's logits wants it. Raises `SpecInvalid`.
+        """
         whole_number(encoder_tokens, "encoder_tokens")
+        if salt is None:
+            salt = b"" if self.prefix is None else self.prefix.salt
         hashes = TokenHashes([one.block_size for one in self._shared.lifetimes], salt=salt, spans=spans)
         hashes.append(tokens)
         return Sequence(self._shared, hashes, encoder_tokens, recomputes_last_token)

@@ -42,8 +42,12 @@ def out_of_slabs(
     )
 
 
-def out_of_run(held: Group, wanted: int, longest: int) -> OutOfBlocks:
-    return OutOfBlocks(
+class Fragmented(OutOfBlocks):
+    """There may be blocks, but none that follow each other."""
+
+
+def out_of_run(held: Group, wanted: int, longest: int) -> Fragmented:
+    return Fragmented(
         f"group {held.group} needs {wanted} blocks that follow each other; the longest run, with what evicting gives, "
         f"has {longest}; ask for shorter runs, or free some blocks",
         details={"group": held.group, "wanted": wanted, "available": longest},

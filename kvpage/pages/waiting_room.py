@@ -11,8 +11,10 @@ from typing import Any
 from kvpage.errors import KvpageError, OutOfBlocks, StaleHandle
 from kvpage.pages.admission import Admission, Verdict
 from kvpage.pages.batches import whole_number
+from kvpage.pages.holdings import SharesUsedUp
 from kvpage.pages.leased_pool import LeasedPool
 from kvpage.pages.leases import Lease, QuotaExceeded
+from kvpage.pages.shortage import Fragmented
 from kvpage.pages.steps import Counts
 
 QUANTUM_BYTES = 64 << 20
@@ -163,6 +165,9 @@ class WaitingRoom:
     def _try(self, ticket: Ticket) -> Verdict:
         try:
             result = ticket.work()
+        except SharesUsedUp as error:  # no block that is given back helps
+            self._finish(ticket, error)
+            return Verdict.DROPPED
         except OutOfBlocks as error:
             return self._short(ticket, error)
         except KvpageError as error:
@@ -178,7 +183,8 @@ class WaitingRoom:
         except OutOfBlocks as never:  # its tenant's quota has become smaller
             self._finish(ticket, never)
             return Verdict.DROPPED
-        return Verdict.OVER_QUOTA if isinstance(error, QuotaExceeded) else Verdict.SHORT
+        # Who waits for blocks that follow each other may wait for ever while others come and go: it stops nobody else.
+        return Verdict.OVER_QUOTA if isinstance(error, QuotaExceeded | Fragmented) else Verdict.SHORT
 
     def _finish(self, ticket: Ticket, result: Any) -> None:
         ticket.result, ticket.is_waiting = result, False

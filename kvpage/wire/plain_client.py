@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 from typing import TypeVar
 
-from kvpage.errors import Conflict, ProtocolError, TooLarge, WorkerLost
+from kvpage.errors import Conflict, ProtocolError, SpecInvalid, TooLarge, WorkerLost, shorten
 from kvpage.run_directory import checked_socket_path
 from kvpage.wire import messages
 from kvpage.wire.channel import MAX_FRAME_BYTES, header
@@ -83,9 +83,11 @@ class PlainClient:
         with self._lock:
             if self._is_asking:
                 raise Conflict("a signal handler or finaliser asked in the middle of a request of the same thread")
+            request_id = next(self._ids)
+            payload = _encoded(messages.RequestFrame(id=request_id, body=body))
             self._is_asking = True
             try:
-                reply = self._exchange(body, wait_s)
+                reply = self._exchange(request_id, payload, wait_s)
             except BaseException:
                 self.close()
                 raise
@@ -99,13 +101,10 @@ class PlainClient:
             raise ProtocolError(f"the worker answered {type(body).__name__} with {type(reply.body).__name__}")
         return reply.body
 
-    def _exchange(self, body: messages.RequestBody, wait_s: float) -> messages.ReplyFrame:
-        sock, request_id = self._socket, next(self._ids)
+    def _exchange(self, request_id: int, payload: bytes, wait_s: float) -> messages.ReplyFrame:
+        sock = self._socket
         if sock is None:
             raise WorkerLost(f"the connection to {self._path} has ended; connect again")
-        payload = messages.encode(messages.RequestFrame(id=request_id, body=body))
-        if len(payload) > MAX_FRAME_BYTES:
-            raise TooLarge(f"a {type(body).__name__} request of {len(payload)} bytes; the limit is {MAX_FRAME_BYTES}")
         if self.timeout_s + wait_s != self._timed_s:
             self._limit_time(sock, self.timeout_s + wait_s)
         self._send(sock, header(len(payload), 0) + payload)
@@ -159,6 +158,18 @@ class PlainClient:
         if not num_bytes:
             raise WorkerLost(f"the worker at {self._path} has ended the connection")
         return num_bytes
+
+
+def _encoded(frame: messages.RequestFrame) -> bytes:
+    """Raises `SpecInvalid` for what cannot be said, `TooLarge` for what is too long."""
+    kind = type(frame.body).__name__
+    try:
+        payload = messages.encode(frame)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SpecInvalid(f"a {kind} request cannot be sent: {shorten(str(error))}") from error
+    if len(payload) > MAX_FRAME_BYTES:
+        raise TooLarge(f"a {kind} request of {len(payload)} bytes; the limit is {MAX_FRAME_BYTES}")
+    return payload
 
 
 _clients: weakref.WeakSet[PlainClient] = weakref.WeakSet()

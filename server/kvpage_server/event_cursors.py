@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from kvpage.errors import SpecInvalid
+from kvpage.wire.values import Id, PoolId
 
 MAX_WORD_CHARS = 60_000  # what a header may have
 
 _Value = TypeVar("_Value")
+_LogId: TypeAlias = Annotated[str, Meta(max_length=32)]
 
 
 class Cursor(NamedTuple):
@@ -24,17 +27,17 @@ class Cursor(NamedTuple):
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    pool_id: str
-    log_id: str
-    number: int
+    pool_id: PoolId
+    log_id: _LogId
+    number: Id
 
 
 class ContentsPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Where the next page of a list of contents begins, and where events are read on from after all of them."""
 
-    log_id: str
-    number: int
-    last_block: int
+    log_id: _LogId
+    number: Id
+    last_block: Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 def as_word(cursors: Mapping[str, Cursor]) -> str:

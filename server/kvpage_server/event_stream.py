@@ -65,6 +65,10 @@ class EventStreams:
             await stream.close()
 
 
+MAX_POOLS = 1024
+"""That a reader may have read of before."""
+
+
 class _Stream:
     def __init__(self, pools: Supervisor, pool_id: str | None, cursors: dict[str, Cursor]) -> None:
         self._pools, self._pool_id = pools, pool_id
@@ -116,7 +120,7 @@ class _Stream:
     # --- pools --------------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        for pool_id in set(self._cursors):
+        for pool_id in list(self._cursors)[:MAX_POOLS]:
             self._shown[pool_id] = PoolEvent(pool_id=pool_id, name="", device="", state="ready")
         while True:
             await self._look()
@@ -135,6 +139,8 @@ class _Stream:
         there = {pool.pool_id: pool for pool in listed if self._pool_id in (None, pool.pool_id)}
         for pool in there.values():
             await self._show(pool)
+        for pool_id in self._cursors.keys() - there.keys() - self._shown.keys():
+            del self._cursors[pool_id]  # a name that a reader has made up would be said with every event
         for pool_id in self._shown.keys() - there.keys():
             before = self._shown.pop(pool_id)
             if pool_id in self._readers:

@@ -117,13 +117,16 @@ class HttpLeases:
     ) -> _Result:
         """`work`, done once for each `key`, of which `request` is all that makes it. Raises as `LeaseKeys.begin`."""
         lease.known.keys.begin(key, request)
+        was_refused = False
         try:
             return await work()
         except (WorkerLost, ProtocolError):
             raise  # it may have been done
         except KvpageError:
-            lease.known.keys.refused(key)
+            was_refused = True
             raise
+        finally:
+            lease.known.keys.ended(key, was_refused=was_refused)
 
     async def ask_patiently(
         self, request: Request, lease: FoundLease, ask: Callable[[float], messages.RequestBody], kind: type[_Body],

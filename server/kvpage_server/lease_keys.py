@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from hashlib import blake2b
 
 from kvpage.errors import Conflict, FieldError, SpecInvalid, shorten
@@ -33,6 +33,7 @@ class LeaseKeys:
 
     def __init__(self) -> None:
         self._digests: OrderedDict[int, bytes] = OrderedDict()
+        self._under_way: Counter[int] = Counter()
 
     def begin(self, key: int, body: bytes) -> None:
         """Raises `SpecInvalid` for a key that came with another body, `Conflict` for one before the last."""
@@ -50,10 +51,15 @@ class LeaseKeys:
                 "the request with this Idempotency-Key was made before, and others about the lease after it: the answer"
                 " is not known any more; GET what the lease holds"
             )
+        self._under_way[key] += 1
 
-    def refused(self, key: int) -> None:
-        """Nothing was done, so it may be used again."""
-        self._digests.pop(key, None)
+    def ended(self, key: int, *, was_refused: bool) -> None:
+        """Of what began. Where nothing was done, and no other with this key is under way, it may be used again."""
+        self._under_way[key] -= 1
+        if self._under_way[key] <= 0:
+            del self._under_way[key]
+            if was_refused:
+                self._digests.pop(key, None)
 
     def __repr__(self) -> str:
         return f"<LeaseKeys {shorten(len(self._digests))} keys>"

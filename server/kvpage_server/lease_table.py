@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from kvpage.errors import KvpageError, PermissionDenied, StaleHandle, shorten
 from kvpage.wire import leasing
-from kvpage_server.lease_owners import Departure
+from kvpage.wire.values import as_name
+from kvpage_server.lease_owners import Departure, born
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_loop import Timer
 from kvpage_server.worker_pool_entry import Pool
 
 if TYPE_CHECKING:  # NumPy: not for workers without leases
-    from kvpage.pages.leases import Lease
+    from kvpage.pages.leases import Lease, Owner
     from kvpage.pages.waiting_room import Ticket
     from kvpage_server.worker_blocks import PoolBlocks
 
@@ -152,3 +153,16 @@ def stale(lease_id: str) -> KvpageError:
         " lease, or adopt this one by its name and token",
         details={"lease_id": shorten(lease_id)},
     )
+
+
+def owner_of(connection: Connection, key: int) -> Owner:
+    """The process at the other end."""
+    from kvpage.pages.leases import Owner
+
+    pid = connection.peer.pid
+    return Owner(pid=pid, born=born(pid) if pid else 0, client_name=connection.client_name, key=key)
+
+
+def holder_name(lease_name: str) -> str:
+    """How the hold is shown that a lease is."""
+    return as_name(f"lease {lease_name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import signal
 import stat
 from collections.abc import Sequence
@@ -66,6 +67,8 @@ def run(options: WorkerOptions, memory: DeviceMemory, limits: Limits | None = No
     limits = limits or Limits(max_fds=raise_fd_limit())
     with contextlib.ExitStack() as stack:
         control_memory = HostMemory()
+        if options.replace:  # before anybody has to wait for it
+            importlib.import_module("kvpage_server.worker_blocks")
         takeover = stack.enter_context(_takeover(options, memory, control_memory)) if options.replace else None
         estate = None if takeover is None else takeover.fetch()
         endpoint = _endpoint(options, estate)

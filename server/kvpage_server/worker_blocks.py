@@ -25,6 +25,8 @@ from kvpage.plans import Plan
 from kvpage.wire import leasing
 
 MAX_IDS_LISTED = 500_000  # with how often each is held, half of what a frame takes
+MAX_LOOKED_AT = 100_000
+"""Blocks or hashes of one group in a request that looks at each of them."""
 LATENCY_BOUNDS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)
 
 _ID = struct.Struct("<I")
@@ -127,7 +129,7 @@ class PoolBlocks:
         )
 
     def inspect(self, group: int, data: bytes) -> leasing.BlocksInspected:
-        ids = ids_of(data)
+        ids = ids_of(data, MAX_LOOKED_AT)
         times = packed(self.pool.blocks.times_held(group, ids))
         is_cached = bytes(self.pool.index.hash_of(group, block) is not None for block in ids.tolist())
         return leasing.BlocksInspected(times=times, is_cached=is_cached)
@@ -145,8 +147,11 @@ def block_state_bytes(plan: Plan) -> int:
 
 def step_of(body: leasing.TakeStep) -> Step:
     """Raises `SpecInvalid` for what are no ids or hashes."""
-    commit = {group: Content(ids_of(some.ids), hashes_of(some.hashes), some.era) for group, some in body.commit.items()}
-    retain = {group: ids_of(ids) for group, ids in body.retain.items()}
+    commit = {
+        group: Content(ids_of(some.ids, MAX_LOOKED_AT), hashes_of(some.hashes), some.era)
+        for group, some in body.commit.items()
+    }
+    retain = {group: ids_of(ids, MAX_LOOKED_AT) for group, ids in body.retain.items()}
     free = {group: ids_of(ids) for group, ids in body.free.items()}
     return Step(
         key=body.key, commit=commit, retain=retain, free=free, allocate=body.allocate, as_runs=body.as_runs
@@ -179,10 +184,21 @@ def packed(ids: np.ndarray) -> bytes:
     return ids.astype("<u4", copy=False).tobytes()
 
 
-def ids_of(data: bytes) -> np.ndarray:
-    if len(data) % 4:
-        raise SpecInvalid(f"{len(data)} bytes are no block ids, which have 4 bytes each")
+def ids_of(data: bytes, limit: int | None = None) -> np.ndarray:
+    """Raises `SpecInvalid` for what are no ids, `TooLarge` for more than `limit`."""
+    if len(data) % _ID.size:
+        raise SpecInvalid(f"{len(data)} bytes are no block ids, which have {_ID.size} bytes each")
+    _check_length(len(data) // _ID.size, limit, "blocks")
     return np.frombuffer(data, "<u4")
+
+
+def _check_length(count: int, limit: int | None, what: str) -> None:
+    if limit is not None and count > limit:
+        raise TooLarge(
+            f"{count} {what} of a group in one request; at most {limit} are looked at, or others would have to wait:"
+            " use several requests",
+            details={"count": count, "limit": limit},
+        )
 
 
 def _all_hashes(groups: list[leasing.Hashes]) -> list[list[bytes]]:
@@ -190,6 +206,8 @@ def _all_hashes(groups: list[leasing.Hashes]) -> list[list[bytes]]:
 
 
 def hashes_of(data: bytes) -> list[bytes]:
+    """Raises `SpecInvalid` for what are no hashes, `TooLarge` for too many."""
+    _check_length(len(data) // HASH_BYTES, MAX_LOOKED_AT, "hashes")
     if len(data) % HASH_BYTES:
         raise SpecInvalid(f"{len(data)} bytes are no hashes, which have {HASH_BYTES} bytes each")
     return [data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES)]

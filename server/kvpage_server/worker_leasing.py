@@ -16,9 +16,8 @@ from kvpage.errors import (
 )
 from kvpage.wire import leasing
 from kvpage.wire.messages import Holder
-from kvpage.wire.values import as_name
-from kvpage_server.lease_owners import Departure, born, pidfd_by_number, pidfd_of_peer
-from kvpage_server.lease_table import LeaseTable, ServedLease, stale
+from kvpage_server.lease_owners import Departure, pidfd_by_number, pidfd_of_peer
+from kvpage_server.lease_table import LeaseTable, ServedLease, holder_name, owner_of, stale
 from kvpage_server.worker_connection import Connection
 from kvpage_server.worker_limits import Limits
 from kvpage_server.worker_log import log
@@ -28,11 +27,14 @@ from kvpage_server.worker_pool_entry import Pool
 from kvpage_server.worker_pools import PoolTable
 
 if TYPE_CHECKING:  # NumPy: not for workers without leases
-    from kvpage.pages.leases import Lease, Owner
+    from kvpage.pages.leases import Lease
 
 
 LeaseOwner: TypeAlias = tuple[Connection, int]
 """Who is still there, and the hold that its lease is."""
+
+
+END_AGAIN_S = 0.5
 
 
 class Leasing:
@@ -88,7 +90,7 @@ class Leasing:
                 self._go_on_alone(served, departures)
 
     def _go_on_with(self, served: ServedLease, connection: Connection, hold_id: int) -> None:
-        peer, name = connection.peer, _holder_name(served.lease.record.name)
+        peer, name = connection.peer, holder_name(served.lease.record.name)
         holder = Holder(hold_id=hold_id, pid=peer.pid, uid=peer.uid, client_name=name)
         self._pools.restore_hold(served.pool, holder)
         served.hold_id, served.lease.state = hold_id, "active"
@@ -101,7 +103,7 @@ class Leasing:
         expires_s = served.blocks.pool.book.expires_s(lease)
         if record.ttl_s:
             lease.state = "active"
-            name = _holder_name(record.name)
+            name = holder_name(record.name)
             served.hold_id = self._pools.hold(served.pool, pid=record.pid, uid=os.geteuid(), client_name=name)
             self._end_at(served, expires_s or self._loop.clock() + record.ttl_s)
         elif expires_s is not None:
@@ -152,7 +154,7 @@ class Leasing:
         self._check_owner(connection, body.ttl_s)
         opened = blocks.pool.open(
             body.name,
-            _owner(connection, body.key),
+            owner_of(connection, body.key),
             tenant=body.tenant,
             token=body.token,
             ttl_s=body.ttl_s,
@@ -174,7 +176,7 @@ class Leasing:
                 " has adopted it; it is not yours any more"
             )
         self._check_owner(connection, body.ttl_s)
-        owner = _owner(connection, body.key)
+        owner = owner_of(connection, body.key)
         lease = blocks.pool.adopt(body.name, body.token, owner, ttl_s=body.ttl_s, keep_s=body.keep_s)
         old = self.table.pop(before)
         if old is not None:
@@ -189,7 +191,7 @@ class Leasing:
 
     def _begin(self, served: ServedLease, connection: Connection) -> None:
         lease, peer = served.lease, connection.peer
-        name = _holder_name(lease.record.name)
+        name = holder_name(lease.record.name)
         served.hold_id = self._pools.hold(served.pool, pid=peer.pid, uid=peer.uid, client_name=name)
         self.table.add(served)
         if lease.record.ttl_s:
@@ -264,7 +266,7 @@ class Leasing:
         record = served.lease.record
         log("lease_owner_gone", pool_id=served.pool.pool_id, name=record.name, blocks=served.lease.blocks)
         if not record.keep_s:
-            self._end(served, owner_died=True)  # it is no hold any more
+            self._end_alone(served)
             return
         served.lease.state = "kept"
         self._end_at(served, self._loop.clock() + record.keep_s)
@@ -276,14 +278,22 @@ class Leasing:
 
     def _run_out(self, served: ServedLease) -> None:
         log("lease_ran_out", pool_id=served.pool.pool_id, name=served.lease.record.name)
-        self._end(served, owner_died=True)
-        self._release_hold(served)
+        self._end_alone(served)
 
     def _end(self, served: ServedLease, *, owner_died: bool) -> None:
         """The hold that it was is still to be released."""
+        served.blocks.pool.close_lease(served.lease, owner_died=owner_died)  # first: if it fails, all is as it was
         self._forget(served, stale(served.lease.lease_id))
-        served.blocks.pool.close_lease(served.lease, owner_died=owner_died)
         served.blocks.room.room_was_made()
+
+    def _end_alone(self, served: ServedLease) -> None:
+        """Nobody is there to be told that it failed, for want of memory perhaps: it is tried again."""
+        try:
+            self._end(served, owner_died=True)
+            self._release_hold(served)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the blocks must not be lost
+            log("lease_not_ended", level="error", name=served.lease.record.name, reason=repr(error))
+            served.timer = self._loop.call_after(END_AGAIN_S, lambda: self._end_alone(served))
 
     def _forget(self, served: ServedLease, why: KvpageError) -> None:
         """It is nobody's, and whoever waits is told so."""
@@ -336,14 +346,3 @@ def _same(body: leasing.OpenLease, pool: Pool) -> leasing.AdoptLease:
         keep_s=body.keep_s,
         key=body.key,
     )
-
-
-def _owner(connection: Connection, key: int) -> Owner:
-    from kvpage.pages.leases import Owner
-
-    pid = connection.peer.pid
-    return Owner(pid=pid, born=born(pid) if pid else 0, client_name=connection.client_name, key=key)
-
-
-def _holder_name(lease_name: str) -> str:
-    return as_name(f"lease {lease_name}")

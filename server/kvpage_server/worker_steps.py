@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from kvpage.errors import KvpageError, OutOfBlocks
+from kvpage.errors import KvpageError, OutOfBlocks, TooLarge
 from kvpage.wire import leasing
 from kvpage.wire.messages import ReplyBody
 from kvpage_server.lease_table import ServedLease, Waiter
@@ -16,6 +16,9 @@ from kvpage_server.worker_loop import Loop
 
 if TYPE_CHECKING:  # NumPy: not for workers without leases
     from kvpage.pages.leases import Lease
+
+
+MAX_WAITING_BYTES = 64 << 10
 
 
 class Steps:
@@ -34,6 +37,7 @@ class Steps:
             if done is None:
                 if not body.wait_s:
                     raise
+                self._check_waiting(body)
                 self._wait(served, connection, request_id, body.wait_s, body.allocate, work)
                 return
             reply = done
@@ -41,6 +45,17 @@ class Steps:
         connection.reply(request_id, reply)
         if body.free:
             blocks.room.room_was_made()
+
+    def _check_waiting(self, body: leasing.TakeStep) -> None:
+        """Raises `TooLarge` for more than may be kept for, and tried again with, each block that others give back."""
+        size = sum(map(len, (*body.free.values(), *body.retain.values())))
+        size += sum(len(some.ids) + len(some.hashes) for some in body.commit.values())
+        if size > MAX_WAITING_BYTES:
+            raise TooLarge(
+                f"a step that waits may have {MAX_WAITING_BYTES} bytes of block ids and hashes, this one has {size};"
+                " commit, free and retain first, and then wait for what is to be allocated",
+                details={"length_bytes": size, "limit_bytes": MAX_WAITING_BYTES},
+            )
 
     def _wait(
         self,

@@ -177,6 +177,16 @@ def test_the_same_to_be_awaited(service: ApiService, pool: Pool) -> None:
                 ids = (await lease.step(Step(allocate={0: 3}))).ids[0]
                 await lease.step(Step(commit={}, free={0: ids[:1]}))
                 assert (await lease.held(0)).ids.tolist() == sorted(ids[1:].tolist())
+                more = await lease.allocate_all({0: 1, 1: 2})
+                await lease.retain(0, more[0])
+                await lease.commit(0, more[0], [HASH])
+                for group, blocks in (*more.items(), (0, more[0])):
+                    await lease.free(group, blocks)
+                run = await lease.allocate_run(0, 2)
+                assert run[1] == run[0] + 1
+                await lease.free(0, run)
+                assert len(await lease.allocate(1, 0)) == 0
+                await client.clear_prefixes(pool.id)
                 reserved = await lease.reserve({1: 2})
                 assert len((await lease.commit_reservation(reserved, {1: 1})).ids[1]) == 1
                 await lease.end_reservation(reserved)
@@ -215,7 +225,7 @@ def test_events_go_on_when_the_server_is_replaced(no_leaks: None, run_dir: Path)
         first = next(told)
         assert service.terminate() == -signal.SIGTERM
         with ApiService(run_dir):
-            lease.commit(0, lease.allocate(0, 1), [bytes(16)])
+            lease.commit(0, lease.allocate(0, 1), [b"sixteen bytes !!"])
             later = [next(told), next(told)]
             assert numbers([first, *later]) == [1, 2]
             client.delete_pool(pool.id, force=True)

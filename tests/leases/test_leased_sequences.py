@@ -152,3 +152,15 @@ def test_a_process_killed_while_everything_was_forgotten_leaves_nothing_to_be_fo
         assert pool.blocks.counts(0).cached == 0
         assert not pool.book.is_forgetting
         pool.check()
+
+
+def test_tenants_do_not_find_each_others_prefixes() -> None:
+    plan = plan_of("flat", 40)
+    pool = LeasedPool(plan)
+    alice, bob, again = (LocalLease(pool, name, tenant=name[:3]) for name in ("alice", "bob", "alison"))
+    with leased_sequences(plan, alice).new(PROMPT) as sequence:
+        sequence.advance()
+        sequence.commit()
+    assert leased_sequences(plan, bob).new(PROMPT).needs().prefix_tokens == 0
+    assert leased_sequences(plan, again).new(PROMPT).needs().prefix_tokens == 96
+    assert leased_sequences(plan, bob).new(PROMPT, salt=alice.salt).needs().prefix_tokens == 96

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,20 @@ import torch
 import kvpage
 from kvpage.client.block_stock import BlockStock
 from kvpage.client.socket_lease import SocketLease
-from kvpage.errors import Conflict, NotFound, OutOfBlocks, PermissionDenied, PoolNotFound, SpecInvalid, StaleHandle
+from kvpage.errors import (
+    Conflict,
+    NotFound,
+    OutOfBlocks,
+    PermissionDenied,
+    PoolNotFound,
+    SpecInvalid,
+    StaleHandle,
+    TooLarge,
+)
 from kvpage.pages.hashing import TokenHashes
 from kvpage.pages.steps import Content, Step
 from kvpage.wire import messages
+from kvpage.wire.plain_client import PlainClient
 from support.eventually import until
 from support.leased_pools import plan_of
 from support.served_leases import OverSocket, ServedPools
@@ -270,3 +281,87 @@ os.kill(os.getpid(), signal.SIGKILL)
     until(lambda: flat.pools.blocks(flat.pool_id).leases[0].state == "kept")
     with flat.adopt("engine", "0123456789abcdef") as lease:
         assert (len(lease.held()[0].ids), lease.generation) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda lease: lease.allocate(0, 1, wait_s=float("inf")),
+        lambda lease: lease.allocate(0, 1, wait_s="x"),
+        lambda lease: lease.allocate(0, -1),
+        lambda lease: lease.allocate(0, 2**70),
+        lambda lease: lease.allocate(2**70, 1),
+        lambda lease: lease.allocate("a", 1),
+        lambda lease: lease.reserve({0: 1}, wait_s=float("nan")),
+        lambda lease: lease.free_one(0, 2**40),
+        lambda lease: lease.step(Step(key=2**70, allocate={0: 1})),
+    ],
+)
+def test_what_cannot_be_asked_costs_nothing(flat: OverSocket, ask: Callable[[SocketLease], object]) -> None:
+    """The connection would be lost with it, and what is reserved with that."""
+    with flat.open("engine") as lease, lease.reserve({0: 2}) as reserved:
+        with pytest.raises(SpecInvalid):
+            ask(lease)
+        assert len(reserved.commit().ids[0]) == 2
+        assert lease.generation == 1
+
+
+def test_numbers_of_numpy_are_numbers(flat: OverSocket) -> None:
+    with flat.open("engine") as lease:
+        assert len(lease.allocate(np.int64(0), np.int32(2))) == 2  # type: ignore[arg-type]
+
+
+def test_a_close_that_is_interrupted_closes(flat: OverSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would ask again, and its process lives on: its blocks would stay quarantined."""
+    lease = flat.open("engine")
+    lease.allocate(0, 2)
+    exchange, calls = PlainClient._exchange, iter((True, False))
+
+    def interrupted(client: PlainClient, *arguments: Any) -> Any:
+        if next(calls, False):
+            raise KeyboardInterrupt
+        return exchange(client, *arguments)
+
+    monkeypatch.setattr(PlainClient, "_exchange", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lease.close()
+    assert lease.closed
+    assert not flat.pools.blocks(flat.pool_id).num_leases
+
+
+def test_a_stock_of_a_lease_that_is_closed_hands_out_nothing(flat: OverSocket) -> None:
+    lease = flat.open("engine")
+    stock = BlockStock(lease, 0, batch=2)
+    stock.take()
+    lease.close()
+    with pytest.raises(StaleHandle):
+        stock.take()
+    for group, batch in ((2, 1), (-1, 1), ("x", 1), (0, 0), (0, "x")):
+        with pytest.raises(SpecInvalid):
+            BlockStock(lease, group, batch)  # type: ignore[arg-type]
+
+
+def test_a_lease_goes_on_when_the_worker_was_asked_to_end(flat: OverSocket) -> None:
+    """Between two workers there is no socket at all."""
+    with flat.open("engine") as lease:
+        ids = lease.allocate(0, 2)
+        flat.pools.end()
+        answers: list[np.ndarray] = []
+        asking = threading.Thread(target=lambda: answers.append(lease.allocate(0, 1)))
+        asking.start()
+        until(lambda: lease._client is None or lease._client.closed)
+        flat.pools.begin()
+        asking.join()
+        assert sorted([*ids, *answers[0]]) == lease.held()[0].ids.tolist()
+
+
+def test_a_step_that_waits_names_few_blocks(flat: OverSocket) -> None:
+    """They are kept, and tried again each time something is given back."""
+    with flat.open("engine") as lease, flat.open("other") as other:
+        ids = lease.allocate(0, 8)
+        many = np.repeat(ids[:1], 20_000)
+        with pytest.raises(TooLarge, match="waits"):
+            other.step(Step(retain={0: many}, allocate={0: 1}), wait_s=60)
+        with pytest.raises(TooLarge, match="100000"):
+            other.retain(0, np.repeat(ids[:1], 100_001))
+        assert other.held() == {}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvpage.errors import KvpageError, OutOfBlocks, SpecInvalid, StaleHandle
+from kvpage.pages.holdings import SharesUsedUp
 from kvpage.pages.leased_pool import LeasedPool
 from kvpage.pages.leases import Lease, QuotaExceeded
 from kvpage.pages.reservations import reserve
@@ -317,3 +318,40 @@ def test_the_room_is_seen_at_a_glance() -> None:
     here = Scene()
     here.wait(here.lease("a"), 1)
     assert "1 requests of 1 tenants wait" in repr(here.room)
+
+
+def test_who_waits_for_a_run_stops_nobody_else() -> None:
+    """Blocks that follow each other may never be free at once, while there are others all the time."""
+    here = Scene()
+    a, b = here.lease("a", "one"), here.lease("b", "two")
+    kept, freed = sorted(here.blocks)[::2], sorted(here.blocks)[1::2]
+    here.pool.do(here.full, Step(free={0: freed}))
+    run = Step(allocate={0: 3}, as_runs=True)
+    ticket = here.room.wait(a, {0: 3}, lambda: here.pool.do(a, run), lambda told: here.told.append(("a", told)))
+    assert ticket is not None
+    assert here.now(b, 1) == 1
+    here.pool.do(here.full, Step(free={0: kept}))
+    here.room.room_was_made()
+    [(name, grant)] = here.told
+    assert (name, len(grant.ids[0])) == ("a", 3)
+
+
+def test_who_shares_more_than_can_be_noted_is_refused_and_stops_nobody() -> None:
+    """No block that is given back helps."""
+    here = Scene()
+    here.free(4)
+    shared = here.blocks[:2]
+    sharers = [here.lease(f"s{number}", "sharers") for number in range(600)]
+    refused = 0
+    for lease in sharers:
+        try:
+            here.pool.do(lease, Step(retain={0: shared}))
+        except SharesUsedUp:
+            refused += 1
+    assert refused
+    step = Step(retain={0: shared}, allocate={0: 1})
+    told: list[Any] = []
+    assert here.room.wait(sharers[-1], {0: 1}, lambda: here.pool.do(sharers[-1], step), told.append) is None
+    assert isinstance(told[0], SharesUsedUp)
+    assert here.now(here.lease("b", "two"), 1) == 1
+    here.pool.check()

@@ -227,16 +227,38 @@ async def test_nothing_is_read_for_a_reader_that_takes_nothing() -> None:
 
 
 def test_a_cursor_is_what_it_was_made_of() -> None:
-    cursors = {"pool-1": Cursor("a" * 32, 7), "pool-2": Cursor("b" * 32, 2**40)}
+    cursors = {f"pool-{1:016x}": Cursor("a" * 32, 7), f"pool-{2:016x}": Cursor("b" * 32, 2**40)}
     assert cursors_of(as_word(cursors)) == cursors
     place = ContentsPlace("a" * 32, 7, 9)
     assert contents_place(as_page_token(place)) == place
 
 
-@pytest.mark.parametrize("word", ["x", "kZ==", "ä", as_page_token(ContentsPlace("a", 1, 2)), "A" * 70_000])
+def word_of(pool_id: str, log_id: str, number: int) -> str:
+    return as_word({pool_id: Cursor(log_id, number)})
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "x",
+        "kZ==",
+        "ä",
+        as_page_token(ContentsPlace("a", 1, 2)),
+        "A" * 70_000,
+        word_of("pool-1", "a", 1),
+        word_of(f"pool-{1:016x}", "a" * 33, 1),
+        word_of(f"pool-{1:016x}", "a", -1),
+    ],
+)
 def test_what_is_no_cursor_is_refused(word: str) -> None:
     with pytest.raises(SpecInvalid, match="Last-Event-ID"):
         cursors_of(word)
+
+
+@pytest.mark.parametrize("place", [("a" * 33, 1, 2), ("a", -1, 2), ("a", 1, 2**32), ("a", 1, -1)])
+def test_what_is_no_page_token_is_refused(place: tuple[str, int, int]) -> None:
+    with pytest.raises(SpecInvalid, match="page_token"):
+        contents_place(as_page_token(ContentsPlace(*place)))
 
 
 def test_a_reader_with_no_cursor_of_ours_is_told(pool: Pool) -> None:

@@ -38,9 +38,22 @@ def test_a_refused_request_leaves_the_one_before_as_the_last() -> None:
     keys = LeaseKeys()
     keys.begin(1, b"first")
     keys.begin(2, b"refused")
-    keys.refused(2)
+    keys.ended(2, was_refused=True)
     keys.begin(1, b"first")
     keys.begin(2, b"another")
+
+
+def test_a_key_is_not_forgotten_while_another_request_with_it_is_under_way() -> None:
+    keys = LeaseKeys()
+    keys.begin(1, b"waits")
+    keys.begin(1, b"waits")
+    keys.ended(1, was_refused=True)
+    keys.begin(2, b"another")
+    with pytest.raises(Conflict):
+        keys.begin(1, b"waits")
+    keys.ended(1, was_refused=False)
+    with pytest.raises(Conflict):
+        keys.begin(1, b"waits")
 
 
 def test_so_many_are_remembered_and_no_more() -> None:

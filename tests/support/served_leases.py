@@ -63,6 +63,15 @@ class ServedPools:
         """kill -9, and a successor that is handed what was kept."""
         self.keeper.close()
         self.worker.kill()
+        self.begin(before_adoption)
+
+    def end(self) -> None:
+        """SIGTERM, and no successor yet."""
+        self.keeper.close()
+        assert self.worker.terminate() == 0
+
+    def begin(self, before_adoption: Callable[[], None] = lambda: None) -> None:
+        """A successor of a worker that has ended."""
         self.worker = WorkerProcess(self.run_dir)
         before_adoption()
         self.keeper = self.worker.client(role="api")

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvpage.errors import Conflict, NotFound, OutOfBlocks, PermissionDenied, StaleHandle
+from kvpage.pages.leased_pool import LeasedPool
+from kvpage.pages.leases import Lease
 from kvpage.wire import leasing, messages
 from kvpage_server.lease_owners import Departure, born, pidfd_by_number
 from kvpage_server.worker_loop import Loop
@@ -20,6 +22,7 @@ from support.leased_pools import plan_of
 from support.raw_client import RawClient
 from support.remote_client import RemoteClient
 from support.served_leases import ServedPools
+from support.worker_thread import WorkerThread
 
 TOKEN = "a token of sixteen bytes or more"
 PLAN = plan_of("flat groups", 65)
@@ -376,3 +379,31 @@ def test_where_the_kernel_cannot_name_a_process_time_must_do() -> None:
         loop.run()
     loop.close()
     assert told == ["not yet", "a", "c"]
+
+
+def test_a_lease_whose_end_fails_is_ended_later(no_leaks: None, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was no memory for it in that moment: nobody but the worker would ever try again."""
+    close_lease, failures = LeasedPool.close_lease, iter(range(2))
+
+    def close_or_fail(pool: LeasedPool, lease: Lease, *, owner_died: bool = False) -> None:
+        if next(failures, None) is not None:
+            raise MemoryError
+        close_lease(pool, lease, owner_died=owner_died)
+
+    monkeypatch.setattr(LeasedPool, "close_lease", close_or_fail)
+    with WorkerThread(run_dir) as worker, worker.client() as client:
+        body = messages.CreatePool(
+            name="mimo", plan_id=PLAN.plan_id, plan=PLAN.to_json(), buffer_size_bytes=PLAN.buffer_size_bytes
+        )
+        pool = client.ask(body, messages.PoolCreated).pool
+        client.ask(messages.WaitPool(pool_id=pool.pool_id, timeout_s=60), messages.PoolState)
+        opened = client.ask(leasing.OpenLease(pool_id=pool.pool_id, name="web", ttl_s=0.1), leasing.LeaseOpened)
+        client.ask(leasing.TakeStep(lease_id=opened.lease_id, allocate={0: 9}), leasing.Granted)
+
+        def described() -> leasing.BlocksState:
+            return client.ask(leasing.DescribeBlocks(pool_id=pool.pool_id), leasing.BlocksState)
+
+        until(lambda: described().num_leases == 0)
+        assert described().free_slabs == NUM_BLOCKS
+        assert next(failures, None) is None
+        client.ask(messages.DeletePool(pool_id=pool.pool_id), messages.PoolDeleted)
