@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as ReadOnlyDict
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +12,8 @@ from kvpage.client.views import BufferViews, ElementView, PlannedViews, Wrap, wr
 from kvpage.errors import NotFound, SpecInvalid, StaleHandle, shorten
 from kvpage.memory.base import Mapping
 from kvpage.pages.batches import Ids, block_ids
+from kvpage.pages.geometry import Places
+from kvpage.pages.needs import Copy
 from kvpage.plans import Plan
 from kvpage.wire.messages import PoolState
 
@@ -106,6 +108,13 @@ class Attachment:
         """
         self.tensors.clear(self._plan, group, ids)
 
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Make the copies that sequences ask for, in order: all that a block keeps in the layers of its group. On a GPU
+        on the current stream: say `copies_done` when that has come to its end. Raises as `clear`.
+        """
+        for group, source, target in copies:
+            self.tensors.copy(self._plan, group, source, target)
+
     def close(self) -> None:
         """Give up the claim on the memory. May be called twice, and again when it was interrupted."""
         self._tensors = None
@@ -143,13 +152,27 @@ class Tensors(ReadOnlyDict[str, tuple["torch.Tensor", ...]]):
 
     def clear(self, plan: Plan, group: int, ids: Ids) -> None:
         """As `Attachment.clear`."""
+        views, blocks = self._views_of_group(plan, group), self._blocks(plan, group, ids)
+        for view in views if len(blocks) else ():
+            self._buffer.clear(view, blocks)
+
+    def copy(self, plan: Plan, group: int, source: int, target: int) -> None:
+        """As `Attachment.copy` of one."""
+        views = self._views_of_group(plan, group)
+        first, second = self._blocks(plan, group, [source, target]).tolist()
+        for view in views:
+            self._buffer.copy(view, first, second)
+
+    def _blocks(self, plan: Plan, group: int, ids: Ids) -> Places:
+        return block_ids(ids, plan.num_blocks * plan.groups[group].blocks_per_slab)
+
+    def _views_of_group(self, plan: Plan, group: int) -> list[ElementView]:
+        """Raises `SpecInvalid` where there is no such group."""
         if not 0 <= group < len(plan.groups):
             raise SpecInvalid(f"there is no group {group}; the groups are 0 to {len(plan.groups) - 1}")
-        blocks = block_ids(ids, plan.num_blocks * plan.groups[group].blocks_per_slab)
-        for layer in plan.groups[group].layers if len(blocks) else ():
-            if plan.layers[layer].kv_sharing_target is None:  # else it has no memory of its own
-                for view in self._views_of(layer):
-                    self._buffer.clear(view, blocks)
+        layers = (plan.layers[name] for name in plan.groups[group].layers)
+        own = [layer.name for layer in layers if layer.kv_sharing_target is None]  # else it has no memory of its own
+        return [view for name in own for view in self._views_of(name)]
 
     def _views_of(self, layer: str) -> tuple[ElementView, ...]:
         planned = self._planned.get(layer)

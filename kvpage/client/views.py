@@ -138,6 +138,12 @@ class BufferViews:
         whole = self.base.numel() // dtype.itemsize * dtype.itemsize  # a buffer of odd size has whole elements too
         return self.base[:whole].view(dtype)
 
+    def copy(self, view: ElementView, source: int, target: int) -> None:
+        """Every byte that block `source` has in `view` to block `target`, on the device's current stream."""
+        tensor = self.tensor(replace(view, dtype=_BITS[view.dtype.itemsize]))
+        axis, parts = view.block_axis, view.kernel_blocks_per_block
+        tensor.narrow(axis, target * parts, parts).copy_(tensor.narrow(axis, source * parts, parts))
+
 
 def _torch_dtype(dtype: str) -> torch.dtype:
     found = getattr(torch, dtype, None)

@@ -104,6 +104,21 @@ def test_every_byte_that_a_block_keeps_is_cleared_and_no_other(name: str) -> Non
         assert int(np.count_nonzero(buffer == 0)) == 2 * payload
 
 
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_byte_that_a_block_keeps_is_copied_and_no_other(name: str) -> None:
+    plan = kvpage.plan(REQUESTS[name])
+    for group, of_plan in enumerate(plan.groups):
+        buffer = filled(plan)
+        expected = buffer.copy()
+        first, last = of_plan.blocks_per_slab, plan.num_blocks * of_plan.blocks_per_slab - 1
+        expected[bytes_of(plan, group, last)] = expected[bytes_of(plan, group, first)]
+        tensors_of(plan, buffer).copy(plan, group, first, last)
+        assert np.array_equal(buffer, expected)
+        for wrong in ((len(plan.groups), first, last), (group, -1, last), (group, first, last + 1)):
+            with pytest.raises(SpecInvalid):
+                tensors_of(plan, buffer).copy(plan, *wrong)
+
+
 def test_the_layouts_are_what_they_are_here_for() -> None:
     plans = {name: kvpage.plan(request) for name, request in REQUESTS.items()}
     views = {name: [view for layer in plan.layers.values() for view in layer.tensors] for name, plan in plans.items()}
