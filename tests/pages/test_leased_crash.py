@@ -134,7 +134,7 @@ def check_that_it_goes_on(scene: Scene, before: PoolState, after: PoolState) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "every"), [("three", 7), *(pytest.param(name, 1, marks=pytest.mark.long) for name in FEW)]
+    ("name", "every"), [("three", 19), *(pytest.param(name, 1, marks=pytest.mark.long) for name in FEW)]
 )
 @EVERY
 def test_an_interruption_at_any_moment_leaves_the_operation_done_or_undone(
@@ -143,7 +143,7 @@ def test_an_interruption_at_any_moment_leaves_the_operation_done_or_undone(
     expect_whole(name, operation, interrupted, 1 + seed % every, every)
 
 
-@pytest.mark.parametrize(("name", "every"), [("mixed", 41), pytest.param("states", 1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("name", "every"), [("mixed", 131), pytest.param("states", 1, marks=pytest.mark.long)])
 @EVERY
 def test_an_error_at_any_bytecode_leaves_the_operation_done_or_undone(
     name: str, every: int, operation: str, seed: int
