@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvpage.client.block_resources import ContentEvent, MissedEvents, PoolEvent
-from kvpage.errors import Conflict, KvpageError, NotSupported, PoolNotFound, RateLimited
+from kvpage.errors import KvpageError, NotSupported, RateLimited
 from kvpage.wire import leasing
 from kvpage.wire.messages import PoolState
 from kvpage_server.async_worker import AsyncWorker
@@ -177,9 +177,9 @@ class _Stream:
                 with closing(await owner.link.open_apart()) as worker:
                     while True:
                         cursor = await self._read_some(worker, pool_id, cursor)
-            except (NotSupported, PoolNotFound, Conflict):
+            except NotSupported:
                 return
-            except KvpageError:  # the worker has ended: its successor goes on, with another log
+            except KvpageError:  # the worker has ended: its successor, with another log, may not know the pool yet
                 await asyncio.sleep(RETRY_S)
 
     async def _read_some(self, worker: AsyncWorker, pool_id: str, cursor: Cursor) -> Cursor:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import httpx
 import pytest
 
-from kvpage.errors import SpecInvalid
+from kvpage.errors import Conflict, KvpageError, PoolNotFound, SpecInvalid, WorkerLost
 from kvpage.wire import leasing
 from kvpage.wire.messages import PoolState
 from kvpage_server.event_cursors import ContentsPlace, Cursor, as_page_token, as_word, contents_place, cursors_of
@@ -144,9 +144,9 @@ def test_a_reader_is_told_that_it_has_missed_what_the_worker_before_told(service
         pool = Pool(http)
         lease = pool.lease(ttl_s=60)
         with reading(http, pool_id=pool.id) as told:
+            assert next(told).kind == "pool"  # from here on it is read
             store(lease, 1)
-            last = [next(told), next(told)][-1]
-            assert last.kind == "stored"
+            assert next(told).kind == "stored"
             kill_process(service.worker_pid())
             missed = next(event for event in told if event.kind == "missed")
             assert missed.data == {"pool_id": pool.id}
@@ -221,6 +221,28 @@ async def test_nothing_is_read_for_a_reader_that_takes_nothing() -> None:
         for _ in range(2 * EVENTS_AT_ONCE):
             await anext(parts)
         assert log.num_pages > few_pages
+
+
+class LogOfANewcomer(EndlessLog):
+    """The worker has just started, and is still to be told of its pools."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.denials: list[KvpageError] = [PoolNotFound("no such pool"), Conflict("not ready"), WorkerLost("gone")]
+
+    async def open_apart(self) -> EndlessLog:
+        if self.denials:
+            raise self.denials.pop()
+        return self
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_does_not_know_the_pool_yet_is_asked_again() -> None:
+    log = LogOfANewcomer()
+    async with contextlib.aclosing(EventStreams(cast(Any, log)).read(None, {"pool-1": Cursor("a", 0)})) as parts:
+        while b"event: stored" not in (part := await anext(parts)):
+            assert b"nothing new" not in part
+    assert log.denials == []
 
 
 # --- cursors ----------------------------------------------------------------------------------------------------------
