@@ -10,7 +10,16 @@ from dataclasses import dataclass
 import msgspec
 
 from kvpage.client.resources import Device
-from kvpage.errors import Conflict, Draining, KvpageError, NotSupported, PoolNotFound, ProtocolError, WorkerLost
+from kvpage.errors import (
+    Conflict,
+    Draining,
+    KvpageError,
+    NotSupported,
+    PoolNotFound,
+    ProtocolError,
+    StaleHandle,
+    WorkerLost,
+)
 from kvpage.memory.device_names import names_device
 from kvpage.wire import leasing, messages, succession
 from kvpage.wire.channel import close_fds
@@ -158,10 +167,13 @@ class DevicePools:
                     raise
 
     async def blocks(self, pool_id: str) -> leasing.BlocksState | None:
-        """Of a ready pool; None where none of its blocks can be leased, or it has gone. Raises as `link.ask` does."""
+        """Of a ready pool; None where none of its blocks can be leased, or it or its memory has gone meanwhile.
+
+        Raises as `link.ask` does.
+        """
         try:
             return await self.leasable_blocks(pool_id)
-        except (NotSupported, Conflict, PoolNotFound):
+        except (NotSupported, Conflict, PoolNotFound, StaleHandle):
             return None
 
     async def leasable_blocks(self, pool_id: str) -> leasing.BlocksState:
