@@ -33,7 +33,7 @@ test-gpu: environment ## Only the tests that need an NVIDIA GPU
 gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot, and write docs/gpu-report.md (three minutes)
 	$(BIN)/python scripts/gpu_check.py
 
-reliability: environment ## Kill processes at every step, use everything up, and write docs/reliability.md (twenty minutes)
+reliability: environment ## Kill processes at every step, use everything up, and write docs/reliability.md (takes long)
 	$(BIN)/python scripts/reliability.py
 
 simulation-tables: environment ## Replay request streams against the layouts and write the tables of docs/planning.md (ten minutes)

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -46,6 +47,8 @@ def isolate_environment() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     # Children started in the checkout import the installed kvpage too, not the folder they stand in.
     os.environ["PYTHONSAFEPATH"] = "1"
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST_FIRST = (

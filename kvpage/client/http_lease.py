@@ -9,7 +9,6 @@ They live by time: any request renews one, and `renew` does nothing else. Nothin
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -27,7 +26,7 @@ from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids, block_ids
 from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation, must_be_cleared
 from kvpage.pages.leased_pool import HeldBlocks
-from kvpage.pages.steps import Content, Counts, Grant, Step
+from kvpage.pages.steps import Content, Counts, Grant, Step, new_key
 
 if TYPE_CHECKING:
     from kvpage.client.async_http import AsyncClient
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _LOST = (WorkerLost, Draining, DeviceUnavailable)
-_MOST_IDS = 2**31
 
 
 class HttpLease(BlockLease):
@@ -202,7 +200,7 @@ class AsyncHttpLease:
 
     async def step(self, step: Step, *, wait_s: float = 0.0) -> Grant:
         """As `BlockLease.step`."""
-        key, body = step.key or _new_key(), _batch(step, wait_s)
+        key, body = step.key or new_key(), _batch(step, wait_s)
         return _grant(await self._ask(lambda: self._calls.batch(body, key=key, wait_s=wait_s)))
 
     async def allocate_all(self, counts: Counts, *, wait_s: float = 0.0, as_runs: bool = False) -> dict[int, Ints]:
@@ -244,7 +242,7 @@ class AsyncHttpLease:
         return FoundPrefix(found.num_tokens, tuple(map(_ints, found.ids)), tuple(found.num_revived))
 
     async def take_prefix(self, hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> FoundPrefix:
-        key = _new_key()
+        key = new_key()
         taken = await self._ask(lambda: self._calls.take_prefix(hashes, at_most_tokens, key=key))
         return FoundPrefix(taken.num_tokens, tuple(map(_ints, taken.ids)))
 
@@ -253,7 +251,7 @@ class AsyncHttpLease:
         return (await self._ask(lambda: self._calls.reserve(counts, wait_s=wait_s, ttl_s=ttl_s))).reservation_id
 
     async def commit_reservation(self, reservation_id: str, counts: Counts | None = None) -> Grant:
-        key = _new_key()
+        key = new_key()
         return _grant(await self._ask(lambda: self._calls.commit_reservation(reservation_id, counts, key=key)))
 
     async def end_reservation(self, reservation_id: str) -> None:
@@ -268,10 +266,6 @@ class AsyncHttpLease:
                 return await self._client._run(call())
             except _LOST as error:
                 await asyncio.sleep(patience.pause_s(error))
-
-
-def _new_key() -> int:
-    return 1 + secrets.randbits(61)
 
 
 def _batch(step: Step, wait_s: float) -> dict[str, Any]:
@@ -290,7 +284,7 @@ def _batch(step: Step, wait_s: float) -> dict[str, Any]:
 
 
 def _listed(ids: Ids) -> list[int]:
-    listed: list[int] = block_ids(ids, _MOST_IDS).tolist()
+    listed: list[int] = block_ids(ids).tolist()
     return listed
 
 

@@ -20,9 +20,10 @@ from kvpage.client.finding import (
     program_name,
 )
 from kvpage.client.patience import Patience
-from kvpage.client.socket_lease import Door, SocketLease, new_key
+from kvpage.client.socket_lease import Door, SocketLease
 from kvpage.errors import KvpageError
 from kvpage.pages.block_lease import Clear
+from kvpage.pages.steps import new_key
 from kvpage.wire import leasing
 from kvpage.wire.values import MAX_NAME_BYTES
 

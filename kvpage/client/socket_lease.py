@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,23 +12,19 @@ import numpy as np
 from msgspec.structs import replace
 
 from kvpage.client.arguments import checked_seconds
-from kvpage.client.finding import (
-    SHORTEST_ANSWER_S,
-    served_socket,
-)
+from kvpage.client.finding import SHORTEST_ANSWER_S, served_socket
 from kvpage.client.patience import Patience
 from kvpage.errors import DeviceUnavailable, Draining, KvpageError, NotFound, StaleHandle, WorkerLost, shorten
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids, block_ids, whole_number
 from kvpage.pages.block_lease import BlockLease, Clear, FoundPrefix, Reservation
 from kvpage.pages.leased_pool import HeldBlocks
-from kvpage.pages.steps import Content, Counts, Grant, Step
+from kvpage.pages.steps import Content, Counts, Grant, Step, new_key
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import leasing, messages
 from kvpage.wire.plain_client import PlainClient
 
 _Body = TypeVar("_Body", bound=messages.Body)
-_MOST_IDS = 2**31
 
 
 class Door:
@@ -203,12 +198,7 @@ class SocketLease(BlockLease):
         body = leasing.TakeStep(
             lease_id=self._opened.lease_id,
             key=step.key or self.new_key(),
-            commit={
-                group: leasing.ComputedBlocks(
-                    ids=_packed(content.ids), hashes=b"".join(content.hashes), era=content.era
-                )
-                for group, content in step.commit.items()
-            },
+            commit={group: _computed(content) for group, content in step.commit.items()},
             retain={group: _packed(ids) for group, ids in step.retain.items()},
             free={group: _packed(ids) for group, ids in step.free.items()},
             allocate=_checked(step.allocate),
@@ -299,13 +289,9 @@ class SocketReservation(Reservation):
         self._lease._end_reservation(self._reservation_id)
 
 
-def new_key() -> int:
-    return 1 + secrets.randbits(61)
-
-
 def _packed(ids: Ids) -> bytes:
     """Raises `SpecInvalid` for what can be no block ids."""
-    return block_ids(ids, _MOST_IDS).astype("<u4").tobytes()
+    return block_ids(ids).astype("<u4").tobytes()
 
 
 def _checked(counts: Counts) -> dict[int, int]:

@@ -27,7 +27,7 @@ from enum import Enum, auto
 from itertools import islice
 from typing import Generic, TypeVar, assert_never
 
-from kvpage.errors import Conflict, InternalError, NotFound, SpecInvalid, shorten
+from kvpage.errors import Conflict, InternalError, SpecInvalid, shorten
 from kvpage.pages.tenants import Tenant
 
 R = TypeVar("R", bound=Hashable)
@@ -108,13 +108,6 @@ class Admission(Generic[R]):
             return len(self._waiting)
         queue = self._queues.get(tenant)
         return len(queue.costs) if queue else 0
-
-    def position(self, request: R) -> int:
-        """How many of its own tenant wait before it; looks at each of them. Raises `NotFound` if it does not wait."""
-        queue = self._waiting.get(request)
-        if queue is None:
-            raise NotFound(f"request {shorten(repr(request))} does not wait; add it first")
-        return list(queue.costs).index(request)
 
     def add(self, request: R, tenant: str, cost_bytes: int) -> None:
         """It waits from now on, behind the others of its tenant. Its cost may be 0.

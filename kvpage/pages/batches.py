@@ -29,8 +29,10 @@ def whole_number(count: Any, what: str) -> int:
     return number
 
 
-def block_ids(ids: Ids, num_blocks: int) -> Places:
-    """Raises `SpecInvalid` unless `ids` is a sequence of integers from 0 to below `num_blocks`."""
+def block_ids(ids: Ids, num_blocks: int = 2**31) -> Places:
+    """Raises `SpecInvalid` unless `ids` is a sequence of integers from 0 to below `num_blocks`; without it, of what can
+    be the id of a block in any pool.
+    """
     try:
         array = np.asarray(ids)
     except (ValueError, TypeError) as error:

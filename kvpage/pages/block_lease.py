@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from kvpage.errors import Conflict, KvpageError, NotFound, StaleHandle
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids
 from kvpage.pages.leased_pool import HeldBlocks
-from kvpage.pages.steps import Content, Counts, Grant, Step
+from kvpage.pages.steps import Content, Counts, Grant, Step, new_key
 
 Clear = Callable[[int, Ints], object]
 """Writes zeros into blocks of a group: `Attachment.clear`."""
@@ -62,7 +61,7 @@ class BlockLease(ABC):
 
     def __init__(self, clear: Clear | None) -> None:
         self._clear = clear
-        self._keys = itertools.count(1 + secrets.randbits(61))
+        self._keys = itertools.count(new_key())
 
     def new_key(self) -> int:
         """For a step that may have to be asked for again."""

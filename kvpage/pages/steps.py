@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,6 +48,11 @@ class Grant:
 
     ids: dict[int, Ints] = field(default_factory=dict)
     clear: dict[int, Ints] = field(default_factory=dict)
+
+
+def new_key() -> int:
+    """For a request that may have to be made again. Whoever counts on from it meets no other's."""
+    return 1 + secrets.randbits(61)
 
 
 NOTHING = Grant()

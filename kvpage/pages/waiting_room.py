@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from kvpage.errors import KvpageError, OutOfBlocks, StaleHandle
+from kvpage.errors import KvpageError, OutOfBlocks
 from kvpage.pages.admission import Admission, Verdict
 from kvpage.pages.batches import whole_number
 from kvpage.pages.holdings import SharesUsedUp
@@ -51,7 +51,7 @@ class WaitCounts:
     served: int = 0
     given_up: int = 0
     failed: int = 0
-    """Those that were refused when their turn came, or whose lease has ended."""
+    """Those that were refused when their turn came."""
     waited_s: float = 0.0
     """All of them together, those that wait now not counted."""
 
@@ -133,21 +133,6 @@ class WaitingRoom:
             counts.waited_s += self._clock() - ticket.since_s
         if left:
             self.room_was_made()
-
-    def drop(self, lease: Lease) -> None:
-        """The lease has ended: those who wait for it are told so, by `StaleHandle`, and others are served."""
-        for ticket in self._room:
-            if ticket.lease is lease:
-                self._room.remove(ticket)
-                error = StaleHandle(
-                    f"{lease.lease_id} was closed or adopted by another while it waited for blocks; open a lease",
-                    details={"lease_id": lease.lease_id},
-                )
-                self._finish(ticket, error)
-        try:
-            self._room.pump(self._try)
-        finally:
-            self._tell()
 
     def room_was_made(self) -> None:
         """Blocks were given back, or settings changed: serve those who wait, as far as there is room."""

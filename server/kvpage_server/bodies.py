@@ -13,6 +13,7 @@ from fastapi import Request
 from kvpage import strict_json
 from kvpage.errors import FieldError, SpecInvalid, UnsupportedMediaType, shorten
 from kvpage_server.queries import MAX_WAIT_S
+from kvpage_server.services import services_of
 
 _WAIT = re.compile(r"wait\s*=\s*\"?(\d{1,9})\"?")
 _REFUSED = re.compile(r"q\s*=\s*0(\.0*)?")
@@ -40,9 +41,9 @@ async def json_body(request: Request) -> bytes:
     return await request.body()
 
 
-async def read_body(request: Request, kind: type[_Value], *, max_bytes: int) -> _Value:
+async def read_body(request: Request, kind: type[_Value]) -> _Value:
     """The body as a `kind`. Raises `SpecInvalid` with a pointer to the first fault, and as `json_body`."""
-    body = await json_body(request)
+    body, max_bytes = await json_body(request), services_of(request).settings.intake.max_body_bytes
     if len(body) <= _BRIEF_BYTES:
         return parsed(body, kind, max_bytes)
     return await asyncio.to_thread(parsed, body, kind, max_bytes)

@@ -179,7 +179,7 @@ class _Stream:
                         cursor = await self._read_some(worker, pool_id, cursor)
             except NotSupported:
                 return
-            except KvpageError:  # the worker has ended: its successor, with another log, may not know the pool yet
+            except KvpageError:  # it may pass: a worker has a successor, with another log; `_look` sees pools that go
                 await asyncio.sleep(RETRY_S)
 
     async def _read_some(self, worker: AsyncWorker, pool_id: str, cursor: Cursor) -> Cursor:

@@ -69,7 +69,7 @@ async def post_batch(request: Request, pool_id: str, lease_id: str) -> Response:
     """All of it or nothing, in this order; only what is committed stays so where the rest is refused."""
     known_query(request)
     services = services_of(request)
-    batch = await read_body(request, lease_bodies.LeaseBatch, max_bytes=services.settings.intake.max_body_bytes)
+    batch = await read_body(request, lease_bodies.LeaseBatch)
     lease = await services.leases.find(pool_id, lease_id)
     key = key_of(request.headers.get("idempotency-key"))
 
@@ -85,7 +85,7 @@ async def post_batch(request: Request, pool_id: str, lease_id: str) -> Response:
 async def take_prefix(request: Request, pool_id: str, lease_id: str) -> Response:
     known_query(request)
     services = services_of(request)
-    asked = await read_body(request, lease_bodies.PrefixRequest, max_bytes=services.settings.intake.max_body_bytes)
+    asked = await read_body(request, lease_bodies.PrefixRequest)
     lease = await services.leases.find(pool_id, lease_id)
     key = key_of(request.headers.get("idempotency-key"))
     body = leasing.TakePrefix(
@@ -103,7 +103,7 @@ async def find_prefix(request: Request, pool_id: str, lease_id: str) -> Response
     """Holds nothing."""
     known_query(request)
     services = services_of(request)
-    asked = await read_body(request, lease_bodies.PrefixRequest, max_bytes=services.settings.intake.max_body_bytes)
+    asked = await read_body(request, lease_bodies.PrefixRequest)
     lease = await services.leases.find(pool_id, lease_id)
     body = leasing.FindPrefix(
         lease_id=lease_id, hashes=list(map(packed_hashes, asked.hashes)), at_most_tokens=asked.at_most_tokens
@@ -117,7 +117,7 @@ async def post_reservation(request: Request, pool_id: str, lease_id: str) -> Res
     """They are given back after `ttl_s`, and with the lease."""
     known_query(request)
     services = services_of(request)
-    asked = await read_body(request, lease_bodies.ReservationRequest, max_bytes=services.settings.intake.max_body_bytes)
+    asked = await read_body(request, lease_bodies.ReservationRequest)
     lease = await services.leases.find(pool_id, lease_id)
 
     def ask(wait_s: float) -> leasing.Reserve:
@@ -131,7 +131,7 @@ async def commit_reservation(request: Request, pool_id: str, lease_id: str, rese
     """So many of its blocks (`null`: all) are the lease's from now on; the rest stays set aside."""
     known_query(request)
     services = services_of(request)
-    asked = await read_body(request, lease_bodies.ReservationCommit, max_bytes=services.settings.intake.max_body_bytes)
+    asked = await read_body(request, lease_bodies.ReservationCommit)
     lease = await services.leases.find(pool_id, lease_id)
     key = key_of(request.headers.get("idempotency-key"))
     body = leasing.CommitReservation(

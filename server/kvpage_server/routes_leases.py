@@ -53,7 +53,7 @@ async def post_lease(request: Request, pool_id: str) -> Response:
     """A lease without blocks; it ends when it is not renewed for `ttl_s`."""
     known_query(request)
     services = services_of(request)
-    asked = await read_body(request, lease_bodies.LeaseRequest, max_bytes=services.settings.intake.max_body_bytes)
+    asked = await read_body(request, lease_bodies.LeaseRequest)
     body = leasing.OpenLease(
         pool_id=pool_id, name=asked.name, tenant=asked.tenant, token=asked.token, ttl_s=asked.ttl_s
     )
@@ -66,7 +66,7 @@ async def adopt_lease(request: Request, pool_id: str) -> Response:
     """The owner before can do nothing with it any more, whether it is there or not."""
     known_query(request)
     services = services_of(request)
-    asked = await read_body(request, lease_bodies.LeaseAdoption, max_bytes=services.settings.intake.max_body_bytes)
+    asked = await read_body(request, lease_bodies.LeaseAdoption)
     body = leasing.AdoptLease(
         pool_id=pool_id, name=asked.name, token=asked.token, generation=asked.generation, ttl_s=asked.ttl_s
     )

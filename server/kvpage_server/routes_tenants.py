@@ -53,7 +53,7 @@ async def put_tenant(request: Request, pool_id: str, name: str) -> Response:
     """Instead of the settings before. What it holds beyond a new quota stays until it is freed."""
     known_query(request)
     services = services_of(request)
-    asked = await read_body(request, lease_bodies.TenantRequest, max_bytes=services.settings.intake.max_body_bytes)
+    asked = await read_body(request, lease_bodies.TenantRequest)
     owner = await services.pools.owner(pool_id)
     tenant = leasing.TenantSettings(
         name=name, quota_bytes=asked.quota_bytes, priority=asked.priority, weight=asked.weight

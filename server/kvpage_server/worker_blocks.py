@@ -33,9 +33,6 @@ _ID = struct.Struct("<I")
 _NOTHING = leasing.Granted()
 
 
-_NOTHING_GRANTED = leasing.Granted()
-
-
 class PoolBlocks:
     def __init__(self, plan: Plan, state: mmap.mmap, clock: Callable[[], float]) -> None:
         """`state`: the pool's block state, which this owns from now on. Raises `Conflict` where it is not sound."""
@@ -73,7 +70,7 @@ class PoolBlocks:
             [(group, ids)] = free.items()
             if len(ids) != _ID.size or not self.pool.free_quickly(lease, group, _ID.unpack(ids)[0], body.key):
                 return None
-            granted = _NOTHING_GRANTED
+            granted = _NOTHING
         self.took(perf_counter() - began_s)
         return granted
 
@@ -153,9 +150,7 @@ def step_of(body: leasing.TakeStep) -> Step:
     }
     retain = {group: ids_of(ids, MAX_LOOKED_AT) for group, ids in body.retain.items()}
     free = {group: ids_of(ids) for group, ids in body.free.items()}
-    return Step(
-        key=body.key, commit=commit, retain=retain, free=free, allocate=body.allocate, as_runs=body.as_runs
-    )  # fmt: skip
+    return Step(key=body.key, commit=commit, retain=retain, free=free, allocate=body.allocate, as_runs=body.as_runs)
 
 
 def _check_number(counts: leasing.Counts) -> None:

@@ -56,13 +56,6 @@ from support.worker_thread import Gate, WorkerThread
 TOKEN = "a token of sixteen bytes or more"
 
 
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPools]:
-    pools = ServedPools(tmp_path_factory.mktemp("run"))
-    yield pools
-    pools.close()
-
-
 @pytest.fixture
 def sixteen(pools: ServedPools) -> Iterator[OverSocket]:
     """A pool of 15 blocks."""

@@ -37,13 +37,6 @@ from support.leased_pools import plan_of
 from support.served_leases import OverSocket, ServedPools
 
 
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPools]:
-    pools = ServedPools(tmp_path_factory.mktemp("run"))
-    yield pools
-    pools.close()
-
-
 @pytest.fixture
 def flat(pools: ServedPools) -> Iterator[OverSocket]:
     way = OverSocket(pools, plan_of("flat groups"))

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvpage.errors import Conflict, InternalError, NotFound, SpecInvalid
+from kvpage.errors import Conflict, InternalError, SpecInvalid
 from kvpage.pages.admission import Admission, Verdict
 from kvpage.pages.tenants import Tenant
 
@@ -279,7 +279,6 @@ def test_who_waits_is_counted_and_listed_in_the_order_of_arrival() -> None:
     add(room, "a1:1 b1:1 a2:1")
     assert (room.num_waiting(), room.num_waiting("a"), room.num_waiting("b")) == (3, 2, 1)
     assert list(room) == ["a1", "b1", "a2"]
-    assert [room.position(request) for request in room] == [0, 0, 1]
     assert repr(room) == "<Admission: 3 requests of 2 tenants wait>"
 
 
@@ -297,11 +296,11 @@ def test_who_waits_may_be_asked_during_a_pump() -> None:
     seen = []
 
     def try_to_serve(request: str) -> Verdict:
-        seen.append((request, room.num_waiting(), room.position(request)))
+        seen.append((request, room.num_waiting(), list(room)))
         return OVER_QUOTA if request == "a1" else SERVED
 
     room.pump(try_to_serve)
-    assert seen == [("a1", 3, 0), ("b1", 3, 0)]
+    assert seen == [("a1", 3, ["a1", "a2", "b1"]), ("b1", 3, ["a1", "a2", "b1"])]
 
 
 # --- settings that change ---------------------------------------------------------------------------------------------
@@ -352,11 +351,6 @@ def test_a_request_that_waits_is_not_added_again() -> None:
             room.add("a1", tenant, 5)
     assert (room.num_waiting("a"), room.num_waiting("b")) == (1, 0)
     assert pump(room) == ["a1"]
-
-
-def test_a_request_that_does_not_wait_has_no_position() -> None:
-    with pytest.raises(NotFound):
-        room_of().position("a1")
 
 
 def test_a_tenant_that_is_unknown_is_refused_as_its_settings_are() -> None:
@@ -751,7 +745,6 @@ class WaitingRoom(RuleBasedStateMachine):
         for name in NAMES:
             mine = [request for request in waiting if self.pool.waiters[request].tenant == name]
             assert self.room.num_waiting(name) == len(mine)
-            assert [self.room.position(request) for request in mine] == list(range(len(mine)))
 
     def teardown(self) -> None:
         """When room returns and quotas allow it, each pump serves at least one, and so everybody in the end."""

@@ -169,15 +169,13 @@ def test_who_gives_up_is_not_told_and_lets_others_pass() -> None:
 def test_a_lease_that_ends_is_not_waited_for() -> None:
     here = Scene()
     lease, token = here.pool.open("a")
-    for number in range(2):
-        here.wait(lease, 8, f"a{number}")
+    tickets = [here.wait(lease, 8, f"a{number}") for number in range(2)]
     here.wait(here.lease("b"), 1)
     here.free(1)
     here.pool.adopt("a", token)
-    here.room.drop(lease)
-    assert [label for label, _ in here.told] == ["a0", "a1", "b"]
-    assert all(isinstance(told, StaleHandle) for _, told in here.told[:2])
-    assert here.room.counts[""] == WaitCounts(waited=3, served=1, failed=2)
+    here.room.give_up_all(tickets)
+    assert here.told == [("b", 1)]
+    assert here.room.counts[""] == WaitCounts(waited=3, served=1, given_up=2)
 
 
 def test_a_lease_that_ended_unnoticed_is_told_so_when_its_turn_comes() -> None:
@@ -254,7 +252,6 @@ def test_an_answer_may_ask_again_give_up_and_end_leases() -> None:
         here.told.append(("a", told))
         here.room.give_up(tickets["c"])  # it was served in this moment, too
         here.pool.close_lease(second)
-        here.room.drop(second)
         here.wait(first, 1, "a again")
         here.free(2)
 

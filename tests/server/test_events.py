@@ -223,8 +223,8 @@ async def test_nothing_is_read_for_a_reader_that_takes_nothing() -> None:
         assert log.num_pages > few_pages
 
 
-class LogOfANewcomer(EndlessLog):
-    """The worker has just started, and is still to be told of its pools."""
+class LateLog(EndlessLog):
+    """The pool cannot be read at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,8 +237,8 @@ class LogOfANewcomer(EndlessLog):
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_does_not_know_the_pool_yet_is_asked_again() -> None:
-    log = LogOfANewcomer()
+async def test_a_pool_that_cannot_be_read_for_a_moment_is_read_again() -> None:
+    log = LateLog()
     async with contextlib.aclosing(EventStreams(cast(Any, log)).read(None, {"pool-1": Cursor("a", 0)})) as parts:
         while b"event: stored" not in (part := await anext(parts)):
             assert b"nothing new" not in part

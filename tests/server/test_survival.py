@@ -271,9 +271,6 @@ def test_the_log_of_a_server_that_ends_names_the_pools_and_their_holders(
         assert any(free.id in line and "held by nobody" in line for line in lines)
 
 
-@pytest.mark.skipif(
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN, reason="SIGINT is ignored here, and so in every child"
-)
 def test_control_c_ends_it_quietly(service: ApiService) -> None:
     worker = service.worker_pid()
     os.kill(service.pid, signal.SIGINT)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import kvpage
 from kvpage.client.socket_lease import SocketLease
@@ -66,9 +68,9 @@ class ServedPools:
         self.begin(before_adoption)
 
     def end(self) -> None:
-        """SIGTERM, and no successor yet."""
-        self.keeper.close()
+        """SIGTERM, and no successor yet. It ends while its keeper is there, or its successor would expect no pools."""
         assert self.worker.terminate() == 0
+        self.keeper.close()
 
     def begin(self, before_adoption: Callable[[], None] = lambda: None) -> None:
         """A successor of a worker that has ended."""
@@ -90,6 +92,14 @@ class ServedPools:
         self.keeper.close()
         if not self.worker.ended:
             self.worker.kill()
+
+
+@pytest.fixture(scope="module")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPools]:
+    """One worker for all tests of a file."""
+    pools = ServedPools(tmp_path_factory.mktemp("run"))
+    yield pools
+    pools.close()
 
 
 class OverSocket(Way):

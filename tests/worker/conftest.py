@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.served_leases import pools as pools
 from support.worker_process import WorkerProcess
 
 

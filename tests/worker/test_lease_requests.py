@@ -46,13 +46,6 @@ class Engine:
         return reply.body.ids
 
 
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPools]:
-    pools = ServedPools(tmp_path_factory.mktemp("run"))
-    yield pools
-    pools.close()
-
-
 @pytest.fixture
 def pool(pools: ServedPools, request: pytest.FixtureRequest) -> Iterator[messages.PoolState]:
     pool = pools.create(PLAN, request.node.name)

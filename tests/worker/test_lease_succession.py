@@ -23,13 +23,6 @@ PLAN = plan_of("flat groups", 65)
 NUM_BLOCKS = 64
 
 
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPools]:
-    pools = ServedPools(tmp_path_factory.mktemp("run"))
-    yield pools
-    pools.close()
-
-
 @pytest.fixture
 def pool(pools: ServedPools, request: pytest.FixtureRequest) -> Iterator[messages.PoolState]:
     pool = pools.create(PLAN, request.node.name)
