@@ -11,7 +11,7 @@ import httpx
 
 from kvpage.client import calls, lease_calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
-from kvpage.client.block_resources import ContentsPage, LeaseState, TenantState
+from kvpage.client.block_resources import BlockMap, ContentsPage, LeaseState, TenantState
 from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.events import Event, EventReading
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
@@ -138,6 +138,9 @@ class AsyncClient:
 
     async def leases(self, pool_id: str) -> list[LeaseState]:
         return await self._run(lease_calls.leases(pool_id))
+
+    async def block_map(self, pool_id: str, *, max_cells: int = 1024) -> BlockMap:
+        return await self._run(lease_calls.block_map(pool_id, max_cells))
 
     async def tenants(self, pool_id: str) -> list[TenantState]:
         return await self._run(lease_calls.tenants(pool_id))

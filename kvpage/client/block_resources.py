@@ -51,6 +51,28 @@ class PoolBlocks(msgspec.Struct, frozen=True, kw_only=True):
     steps: Latency
 
 
+class BlockMap(msgspec.Struct, frozen=True, kw_only=True):
+    """All blocks of a pool, drawn together to cells of `slabs_per_cell` slabs (the last may have fewer), from slab 0 on,
+    which is nobody's. By cell, used + cached + free = the blocks into which its owned slabs are cut.
+    """
+
+    num_slabs: int
+    slabs_per_cell: int
+    owners: list[int]
+    """1 + the group that has slabs of the cell, 0: no group, -1: several."""
+    owned: list[int]
+    """Slabs of the cell that a group has."""
+    used: list[int]
+    """Blocks that are held."""
+    shared: list[int]
+    """Those of them that are held more than once."""
+    cached: list[int]
+    free: list[int]
+    """Blocks of owned slabs that are neither."""
+    most_held: list[int]
+    """How often the block is held that is held most."""
+
+
 class LeaseList(msgspec.Struct, frozen=True, kw_only=True):
     num_leases: int
     leases: list[LeaseState]

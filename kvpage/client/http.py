@@ -11,7 +11,7 @@ import httpx
 
 from kvpage.client import calls, lease_calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
-from kvpage.client.block_resources import ContentsPage, LeaseState, TenantState
+from kvpage.client.block_resources import BlockMap, ContentsPage, LeaseState, TenantState
 from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.events import Event, EventReading
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
@@ -201,6 +201,10 @@ class Client:
     def leases(self, pool_id: str) -> list[LeaseState]:
         """The first 64 of the pool, without their ids and tokens."""
         return self._run(lease_calls.leases(pool_id))
+
+    def block_map(self, pool_id: str, *, max_cells: int = 1024) -> BlockMap:
+        """All blocks of the pool, drawn together to at most so many cells (1 to 4,096)."""
+        return self._run(lease_calls.block_map(pool_id, max_cells))
 
     def tenants(self, pool_id: str) -> list[TenantState]:
         """Those with settings, and those that have leases."""

@@ -10,6 +10,7 @@ import msgspec
 
 from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
 from kvpage.client.block_resources import (
+    BlockMap,
     ContentsPage,
     FoundBlocks,
     GrantedBlocks,
@@ -131,6 +132,11 @@ def _prompt(hashes: Sequence[Sequence[bytes]], at_most_tokens: int) -> dict[str,
 
 def tenants(pool_id: str) -> Call[list[TenantState]]:
     return (yield from get(Request(method="GET", path=pool_path(pool_id, "tenants")), TenantList)).tenants
+
+
+def block_map(pool_id: str, max_cells: int) -> Call[BlockMap]:
+    query = {"cells": str(max_cells)}
+    return (yield from get(Request(method="GET", path=pool_path(pool_id, "block-map"), query=query), BlockMap))
 
 
 def set_tenant(pool_id: str, name: str, *, quota_bytes: int | None, priority: int, weight: int) -> Call[TenantState]:

@@ -7,6 +7,7 @@ import numpy as np
 from kvpage.pages import conservation
 from kvpage.pages.arrays import Ints
 from kvpage.pages.batches import Ids, block_ids
+from kvpage.pages.block_map import BlockMap, map_blocks
 from kvpage.pages.census import take_census
 from kvpage.pages.counts import BlockCounts, SlabCounts, SlabTable
 from kvpage.pages.geometry import Places
@@ -37,6 +38,11 @@ class PoolCounts(PoolState):
         census = take_census(self._arrays)
         slabs = np.flatnonzero(census.owners == owner)
         return SlabTable(slabs.astype(np.int32), census.used[slabs], census.cached[slabs])
+
+    def map(self, max_cells: int) -> BlockMap:
+        """All blocks, drawn together to so many cells at most. Looks at every block."""
+        self._group(0)
+        return map_blocks(self._arrays, max_cells)
 
     def times_held(self, group: int, ids: Ids) -> Ints:
         """How often each of these blocks is held. Raises `SpecInvalid` for what is no block id of the group."""

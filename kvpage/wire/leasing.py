@@ -28,6 +28,8 @@ from kvpage.wire.lease_values import ReservationId as ReservationId
 from kvpage.wire.lease_values import TenantName as TenantName
 from kvpage.wire.lease_values import Token as Token
 from kvpage.wire.lease_values import TtlS as TtlS
+from kvpage.wire.pool_blocks import MAX_CELLS as MAX_CELLS
+from kvpage.wire.pool_blocks import BlockMap as BlockMap
 from kvpage.wire.pool_blocks import BlocksState as BlocksState
 from kvpage.wire.pool_blocks import ClearContents as ClearContents
 from kvpage.wire.pool_blocks import ContentEvent as ContentEvent
@@ -39,6 +41,7 @@ from kvpage.wire.pool_blocks import GroupBlocks as GroupBlocks
 from kvpage.wire.pool_blocks import Latency as Latency
 from kvpage.wire.pool_blocks import LeaseState as LeaseState
 from kvpage.wire.pool_blocks import ListContents as ListContents
+from kvpage.wire.pool_blocks import MapBlocks as MapBlocks
 from kvpage.wire.pool_blocks import PrefixState as PrefixState
 from kvpage.wire.pool_blocks import ReadEvents as ReadEvents
 from kvpage.wire.pool_blocks import SetTenants as SetTenants
@@ -286,6 +289,7 @@ RequestBody: TypeAlias = (
     | InspectBlocks
     | FindContents
     | DescribeBlocks
+    | MapBlocks
     | SetTenants
     | ReadEvents
     | ListContents
@@ -304,6 +308,7 @@ ReplyBody: TypeAlias = (
     | BlocksInspected
     | ContentsFound
     | BlocksState
+    | BlockMap
     | LeaseDescribed
     | TenantsSet
     | EventList

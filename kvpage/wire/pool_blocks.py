@@ -9,11 +9,20 @@ from msgspec import Meta
 from kvpage.wire.lease_values import Count, Group, Hashes, LeaseStateName, TenantName
 from kvpage.wire.values import Body, Id, Name, PoolId, SizeBytes, Value, WaitS
 
+MAX_CELLS = 4096
+
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
 class DescribeBlocks(Body, frozen=True, kw_only=True):
     pool_id: PoolId
+
+
+class MapBlocks(Body, frozen=True, kw_only=True):
+    """All blocks of a pool at once, for a picture."""
+
+    pool_id: PoolId
+    max_cells: Annotated[int, Meta(ge=1, le=MAX_CELLS)] = 1024
 
 
 class TenantSettings(Value, frozen=True, kw_only=True):
@@ -103,6 +112,8 @@ class LeaseState(Value, frozen=True, kw_only=True):
     expires_in_s: float | None
     blocks: list[Count]
     reserved: list[Count]
+    owner_age_s: float | None = None
+    """How long its process has lived; None where that is not known."""
 
 
 class PrefixState(Value, frozen=True, kw_only=True):
@@ -141,6 +152,27 @@ class BlocksState(Body, frozen=True, kw_only=True):
     prefix: PrefixState | None
     """None where the plan allows no prefix cache."""
     steps: Latency
+
+
+class BlockMap(Body, frozen=True, kw_only=True):
+    """By cell, of `slabs_per_cell` slabs each (the last may have fewer), from slab 0 on."""
+
+    pool_id: PoolId
+    num_slabs: Count
+    slabs_per_cell: Count
+    owners: list[int]
+    """1 + the group that has slabs of the cell, 0: no group, -1: several."""
+    owned: list[Count]
+    """Slabs of the cell that a group has."""
+    used: list[Count]
+    """Blocks that are held."""
+    shared: list[Count]
+    """Those of them that are held more than once."""
+    cached: list[Count]
+    free: list[Count]
+    """Blocks of owned slabs that are neither."""
+    most_held: list[Count]
+    """How often the block is held that is held most."""
 
 
 class TenantsSet(Body, frozen=True, kw_only=True):

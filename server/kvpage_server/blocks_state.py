@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 
 from kvpage.pages.leases import Lease
@@ -26,6 +28,22 @@ def describe_blocks(pool_id: str, blocks: PoolBlocks, now_s: float) -> leasing.B
         leases=[lease_state(blocks, lease, now_s) for lease in leases[: leasing.MAX_LEASES_NAMED]],
         prefix=_prefix(blocks),
         steps=leasing.Latency(bounds_s=list(LATENCY_BOUNDS_S), counts=list(blocks.step_counts), sum_s=blocks.steps_s),
+    )
+
+
+def map_blocks(pool_id: str, blocks: PoolBlocks, max_cells: int) -> leasing.BlockMap:
+    drawn = blocks.pool.blocks.map(max_cells)
+    return leasing.BlockMap(
+        pool_id=pool_id,
+        num_slabs=blocks.pool.geometry.num_slabs,
+        slabs_per_cell=drawn.slabs_per_cell,
+        owners=drawn.owners.tolist(),
+        owned=drawn.owned.tolist(),
+        used=drawn.used.tolist(),
+        shared=drawn.shared.tolist(),
+        cached=drawn.cached.tolist(),
+        free=drawn.free.tolist(),
+        most_held=drawn.most_held.tolist(),
     )
 
 
@@ -91,7 +109,15 @@ def lease_state(blocks: PoolBlocks, lease: Lease, now_s: float) -> leasing.Lease
         expires_in_s=None if expires_s is None else max(0.0, expires_s - now_s),
         blocks=list(lease.blocks),
         reserved=[_reserved(lease, group) for group in range(len(lease.blocks))],
+        owner_age_s=_age_s(record.born),
     )
+
+
+def _age_s(born: int) -> float | None:
+    """Of a process that began so many clock ticks after boot; 0: not known."""
+    if not born:
+        return None
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - born / os.sysconf("SC_CLK_TCK"))
 
 
 def _state(lease: Lease) -> leasing.LeaseStateName:

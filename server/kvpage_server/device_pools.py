@@ -180,6 +180,10 @@ class DevicePools:
         """As `blocks`. Raises `NotSupported` or `Conflict` with the reason where none can be leased, `PoolNotFound`."""
         return await self.link.ask(leasing.DescribeBlocks(pool_id=pool_id), leasing.BlocksState)
 
+    async def block_map(self, pool_id: str, max_cells: int) -> leasing.BlockMap:
+        """Raises as `leasable_blocks`."""
+        return await self.link.ask(leasing.MapBlocks(pool_id=pool_id, max_cells=max_cells), leasing.BlockMap)
+
     async def all_blocks(self) -> list[leasing.BlocksState]:
         """Of every ready pool whose blocks can be leased; none while the device has no worker."""
         if not self.link.is_ready:

@@ -38,6 +38,7 @@ def answers(pool_id: str) -> dict[str, Any]:
     lease = blocks.LeaseState(
         name="scheduler-0", tenant=TENANT, state="active", generation=1, pid=4700, client_name="kvpage serve",
         ttl_s=30.0, expires_in_s=29.5, blocks=[2, 1], reserved=[0, 0],
+        owner_age_s=3600.5,
     )  # fmt: skip
     tenant = blocks.TenantState(
         name=TENANT, quota_bytes=1 << 20, priority=0, weight=2, used_bytes=110592, num_leases=1, num_waiting=0,
@@ -55,6 +56,10 @@ def answers(pool_id: str) -> dict[str, Any]:
         "PrefixBlocks": blocks.PrefixBlocks(num_tokens=32, ids=[[7, 8], [3]]),
         "FoundBlocks": blocks.FoundBlocks(num_tokens=32, ids=[[7, 8], [3]], num_revived=[2, 0]),
         "ReservedBlocks": blocks.ReservedBlocks(reservation_id=RESERVATION_ID, expires_in_s=60.0),
+        "BlockMap": blocks.BlockMap(
+            num_slabs=68, slabs_per_cell=34, owners=[-1, 1], owned=[3, 1], used=[3, 0], shared=[1, 0], cached=[0, 1],
+            free=[0, 0], most_held=[2, 0],
+        ),
         "TenantList": blocks.TenantList(tenants=[tenant]),
         "TenantState": tenant,
         "ContentsPage": blocks.ContentsPage(group=0, hashes=_HASHES, number=2, cursor="kZO1cG9vbC0w"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kvpage.client import block_resources
+from kvpage.wire import leasing
 from kvpage_server import lease_bodies
 from kvpage_server.lease_keys import MAX_KEYS
 from kvpage_server.openapi import Answers, answer, answers, body, headers, problems, query
+from kvpage_server.queries import DEFAULT_CELLS
 
 _WORKER = (502, 503)
 _IN_POOL = (404, 409, 422, *_WORKER)
@@ -78,6 +80,16 @@ DELETE_RESERVATION_ANSWERS: Answers = {204: {"description": "They are given back
 
 TENANT_BODY = body("TenantRequest")
 TENANT_LIST_ANSWERS = answers("TenantList", *_IN_POOL)
+MAP_PARAMETERS = {
+    "parameters": [
+        query(
+            "cells",
+            f"how many at most; left out: {DEFAULT_CELLS}",
+            {"type": "integer", "minimum": 1, "maximum": leasing.MAX_CELLS},
+        )
+    ]
+}
+MAP_ANSWERS = answers("BlockMap", *_IN_POOL)
 TENANT_ANSWERS = answers("TenantState", *_IN_POOL)
 PUT_TENANT_ANSWERS = answers("TenantState", *_BODY, *_IN_POOL)
 CLEAR_ANSWERS: Answers = {204: {"description": "Nothing is cached any more"}, **problems(*_IN_POOL)}
@@ -111,6 +123,6 @@ KINDS = [
     lease_bodies.ReservationRequest, lease_bodies.ReservationCommit, lease_bodies.TenantRequest,
     block_resources.OpenedLease, block_resources.LeaseList, block_resources.LeaseView, block_resources.RenewedLease,
     block_resources.GrantedBlocks, block_resources.PrefixBlocks, block_resources.FoundBlocks,
-    block_resources.ReservedBlocks, block_resources.TenantList, block_resources.ContentsPage,
+    block_resources.ReservedBlocks, block_resources.TenantList, block_resources.BlockMap, block_resources.ContentsPage,
 ]  # fmt: skip
 """Of bodies."""

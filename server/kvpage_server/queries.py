@@ -7,10 +7,13 @@ import re
 from fastapi import Request
 
 from kvpage.errors import SpecInvalid, shorten
+from kvpage.wire.leasing import MAX_CELLS
 from kvpage_server.plan_cache import Form
 
 MAX_WAIT_S = 30.0
+DEFAULT_CELLS = 1024
 
+_CELLS = re.compile(r"[1-9][0-9]{0,3}")
 _GROUP = re.compile(r"0|[1-9][0-9]{0,3}")
 _SECONDS = re.compile(r"[0-9]{1,64}(\.[0-9]{1,64})?([eE][+-]?[0-9]{1,3})?")  # a number as JSON has it
 
@@ -38,6 +41,14 @@ def group_of(query: dict[str, str]) -> int:
     given = query.get("group", "")
     if not _GROUP.fullmatch(given):
         raise SpecInvalid(f"group is {shorten(repr(given))}; it must be the number of one of the plan's groups, from 0")
+    return int(given)
+
+
+def cells_of(query: dict[str, str]) -> int:
+    """Of `cells`; `DEFAULT_CELLS` without one. Raises `SpecInvalid`."""
+    given = query.get("cells", str(DEFAULT_CELLS))
+    if not _CELLS.fullmatch(given) or int(given) > MAX_CELLS:
+        raise SpecInvalid(f"cells is {shorten(repr(given))}; it must be a whole number from 1 to {MAX_CELLS}")
     return int(given)
 
 

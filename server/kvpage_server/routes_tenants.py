@@ -1,4 +1,4 @@
-"""`/v1/pools/{pool_id}/tenants` and `prefixes:clear`: who shares the blocks of a pool, and on which terms."""
+"""`/v1/pools/{pool_id}/tenants`, `block-map`, `prefixes:clear`: who shares the blocks of a pool, on which terms."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from kvpage.client.block_resources import TenantList, TenantState
+from kvpage.client.block_resources import BlockMap, TenantList, TenantState
 from kvpage.errors import NotFound, shorten
 from kvpage.wire import leasing
 from kvpage_server import lease_bodies, openapi_leases
 from kvpage_server.bodies import read_body
 from kvpage_server.json_answers import json_answer
-from kvpage_server.queries import known_query
+from kvpage_server.queries import cells_of, known_query
 from kvpage_server.services import services_of
 
 
@@ -23,6 +23,11 @@ def add_routes(app: FastAPI) -> None:
     app.add_api_route(
         "/v1/pools/{pool_id}/tenants", get_tenants, methods=["GET"], operation_id="list_tenants",
         summary="Who shares a pool", responses=openapi_leases.TENANT_LIST_ANSWERS,
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/pools/{pool_id}/block-map", get_block_map, methods=["GET"], operation_id="get_block_map",
+        summary="All blocks of a pool, for a picture", openapi_extra=openapi_leases.MAP_PARAMETERS,
+        responses=openapi_leases.MAP_ANSWERS,
     )  # fmt: skip
     app.add_api_route(
         tenant, get_tenant, methods=["GET"], operation_id="get_tenant", summary="One who shares a pool",
@@ -42,6 +47,13 @@ async def get_tenants(request: Request, pool_id: str) -> Response:
     """Those with settings, and those that have leases."""
     known_query(request)
     return json_answer(TenantList(tenants=await _tenants(request, pool_id)))
+
+
+async def get_block_map(request: Request, pool_id: str) -> Response:
+    """In `?cells=` cells at most: so large pools are told of in a few kilobytes too."""
+    max_cells = cells_of(known_query(request, "cells"))
+    drawn = await services_of(request).pools.block_map(pool_id, max_cells)
+    return json_answer(msgspec.convert(drawn, BlockMap, from_attributes=True))
 
 
 async def get_tenant(request: Request, pool_id: str, name: str) -> Response:

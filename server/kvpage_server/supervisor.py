@@ -150,6 +150,10 @@ class Supervisor:
         """As `blocks`, or the reason why not: `NotSupported`, `Conflict`, and what keeps the worker from telling."""
         return await (await self.owner(pool_id)).leasable_blocks(pool_id)
 
+    async def block_map(self, pool_id: str, max_cells: int) -> leasing.BlockMap:
+        """Raises as `leasable_blocks`."""
+        return await (await self.owner(pool_id)).block_map(pool_id, max_cells)
+
     async def hold(self, pool_id: str) -> RemoteHold:
         """Raises `Conflict` for a pool whose memory no handle names."""
         owner, _ = await self._find(pool_id)

@@ -36,6 +36,7 @@ _ABOUT_POOLS = (
     leasing.InspectBlocks,
     leasing.FindContents,
     leasing.DescribeBlocks,
+    leasing.MapBlocks,
     leasing.SetTenants,
     leasing.ReadEvents,
     leasing.ListContents,

@@ -36,6 +36,12 @@ class Contents:
         blocks = self._blocks.by_id(body.pool_id)
         connection.reply(request_id, describe_blocks(body.pool_id, blocks, self._loop.clock()))
 
+    def map(self, connection: Connection, request_id: int, body: leasing.MapBlocks) -> None:
+        from kvpage_server.blocks_state import map_blocks
+
+        blocks = self._blocks.by_id(body.pool_id)
+        connection.reply(request_id, map_blocks(body.pool_id, blocks, body.max_cells))
+
     def set_tenants(self, connection: Connection, request_id: int, body: leasing.SetTenants) -> None:
         from kvpage.pages.tenants import Tenant
 

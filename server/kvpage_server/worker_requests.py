@@ -117,6 +117,7 @@ class Requests:
             leasing.RenewLease: leases.renew,
             leasing.CloseLease: leases.close,
             leasing.DescribeBlocks: contents.describe,
+            leasing.MapBlocks: contents.map,
             leasing.SetTenants: contents.set_tenants,
             leasing.ReadEvents: contents.read,
             leasing.ListContents: contents.list,

@@ -37,6 +37,7 @@ REQUESTS: list[leasing.RequestBody] = [
     leasing.InspectBlocks(lease_id=LEASE_ID, group=1, ids=IDS),
     leasing.FindContents(lease_id=LEASE_ID, group=1, hashes=HASHES),
     leasing.DescribeBlocks(pool_id=POOL_ID),
+    leasing.MapBlocks(pool_id=POOL_ID),
     leasing.SetTenants(pool_id=POOL_ID, tenants=[TENANT]),
     leasing.ReadEvents(pool_id=POOL_ID, log_id=LOG_ID, after=5, at_most=10, wait_s=2.5),
     leasing.ListContents(pool_id=POOL_ID, group=1, after_block=5),

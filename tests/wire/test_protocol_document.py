@@ -92,6 +92,7 @@ REPLY_TO: dict[type[msgspec.Struct], type[msgspec.Struct]] = {
     leasing.InspectBlocks: leasing.BlocksInspected,
     leasing.FindContents: leasing.ContentsFound,
     leasing.DescribeBlocks: leasing.BlocksState,
+    leasing.MapBlocks: leasing.BlockMap,
     leasing.SetTenants: leasing.TenantsSet,
     leasing.ReadEvents: leasing.EventList,
     leasing.ListContents: leasing.ContentList,
