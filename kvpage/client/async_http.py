@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
@@ -157,9 +157,15 @@ class AsyncClient:
     async def contents(self, pool_id: str, group: int, *, page_token: str | None = None) -> ContentsPage:
         return await self._run(lease_calls.contents(pool_id, group, page_token))
 
-    async def events(self, pool_id: str | None = None, *, after: str | None = None) -> AsyncIterator[Event]:
+    async def events(
+        self,
+        pool_id: str | None = None,
+        *,
+        after: str | None = None,
+        on_loss: Callable[[KvpageError], None] | None = None,
+    ) -> AsyncIterator[Event]:
         """For `async for`."""
-        reading = EventReading(pool_id, after, self._address.timeout_s)
+        reading = EventReading(pool_id, after, self._address.timeout_s, on_loss)
         while not reading.is_over:
             try:
                 async for event in self._events(reading):

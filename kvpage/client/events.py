@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -39,10 +39,17 @@ class Event:
 class EventReading:
     """Where one reader is. Whoever carries it sends what `begin` says and feeds it what comes back."""
 
-    def __init__(self, pool_id: str | None, after: str | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        pool_id: str | None,
+        after: str | None,
+        timeout_s: float,
+        on_loss: Callable[[KvpageError], None] | None = None,
+    ) -> None:
         self._pool_id = checked_optional("pool_id", pool_id)
         self._id = "" if after is None else checked_text("after", after)
         self._timeout_s = timeout_s
+        self._on_loss = on_loss
         self._patience: Patience | None = None
         """While there is no stream."""
         self._rest = b""
@@ -84,6 +91,8 @@ class EventReading:
         """How long to wait before the next stream. Raises `error` when it would not be worth it."""
         if self._patience is None:
             self._patience = Patience(self._timeout_s)
+            if self._on_loss is not None and error.retryable:
+                self._on_loss(error)
         return self._patience.pause_s(error)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
@@ -232,14 +232,20 @@ class Client:
         """
         return self._run(lease_calls.contents(pool_id, group, page_token))
 
-    def events(self, pool_id: str | None = None, *, after: str | None = None) -> Iterator[Event]:
+    def events(
+        self,
+        pool_id: str | None = None,
+        *,
+        after: str | None = None,
+        on_loss: Callable[[KvpageError], None] | None = None,
+    ) -> Iterator[Event]:
         """Contents that come and go and states of pools, of one pool (until it is gone) or all, without end.
 
         `after`: the `id` of an event, or the `cursor` of a list of contents; None: from now on. Goes on by itself when
-        the server is replaced; raises `DeviceUnavailable` when there is none for `timeout_s`, `PoolNotFound`,
-        `RateLimited` when too many read.
+        the server is replaced, having told `on_loss` the reason; raises `DeviceUnavailable` when there is none for
+        `timeout_s`, `PoolNotFound`, `RateLimited` when too many read.
         """
-        reading = EventReading(pool_id, after, self._address.timeout_s)
+        reading = EventReading(pool_id, after, self._address.timeout_s, on_loss)
         while not reading.is_over:
             try:
                 yield from self._events(reading)
