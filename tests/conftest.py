@@ -43,6 +43,7 @@ def isolate_environment() -> None:
     for name in [name for name in os.environ if name.startswith("KVPAGE_") and name != "KVPAGE_TEST_TIER"]:
         del os.environ[name]
     os.environ["KVPAGE_RUN_DIR"] = "/nonexistent/set-by-the-tests"
+    os.environ["KVPAGE_CONFIG"] = os.devnull  # no settings of this machine
     # Threads of torch that wait for each other by spinning take the cores from the processes under test.
     os.environ["OMP_NUM_THREADS"] = "1"
     # Children started in the checkout import the installed kvpage too, not the folder they stand in.

@@ -160,7 +160,7 @@ def _spawn(settings: Settings, device: str, ready_fd: int) -> subprocess.Popen[b
 
 def _command(settings: Settings, device: str) -> list[str]:
     command = [sys.executable, "-m", "kvpage_server", "worker", "--device", device]
-    command += ["--run-dir", str(settings.run_directory.path)]
+    command += ["--run-dir", str(settings.run_directory.path), "--adopt-within", str(settings.adopt_within_s)]
     if settings.memory is not None:
         command += ["--memory", settings.memory]
     if settings.group is not None:

@@ -16,12 +16,12 @@ from fastapi import FastAPI
 from kvpage.errors import Conflict, KvpageError
 from kvpage.memory.cuda import probe
 from kvpage_server.app import create_app
+from kvpage_server.configured import exit_status, from_command_line, report
 from kvpage_server.intake import Intake
 from kvpage_server.listeners import Listeners
 from kvpage_server.peer_protocol import PeerAwareProtocol
 from kvpage_server.services import Services
-from kvpage_server.settings import Settings, from_command_line
-from kvpage_server.worker_budget import parse_memory
+from kvpage_server.settings import Settings
 from kvpage_server.worker_limits import raise_fd_limit
 
 GRACE_S = 10
@@ -30,13 +30,15 @@ logger = logging.getLogger("kvpage.api")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM, SIGHUP or SIGINT, which then also ends the process. Returns 1 when it could not start."""
+    """Serve until SIGTERM, SIGHUP or SIGINT, which then also ends the process. Returns 2 for wrong settings, 1 when
+    it could not start.
+    """
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         serve(from_command_line(arguments, os.environ))
     except (KvpageError, OSError) as error:
-        sys.stderr.write(f"kvpage serve: {error}\n")
-        return 1
+        sys.stderr.write(report("serve", error))
+        return exit_status(error)
     except KeyboardInterrupt:  # uvicorn raises SIGINT again when everything is closed
         return 128 + signal.SIGINT
     return 0
@@ -65,8 +67,6 @@ def serve(settings: Settings) -> None:
 
 def check_startable(settings: Settings) -> None:
     """Raises at once for what no worker could start with; else the supervisor would try again for ever."""
-    if settings.memory is not None:
-        parse_memory(settings.memory)
     if not settings.external_workers:
         _check_devices([device for device in settings.devices if device != "host"])
 

@@ -11,7 +11,8 @@ import pytest
 from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
 from kvpage_server.access import secret_token
-from kvpage_server.settings import Settings, from_command_line
+from kvpage_server.configured import from_command_line
+from kvpage_server.settings import Settings
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
 

@@ -11,9 +11,9 @@ import os
 import sys
 from dataclasses import replace
 
+from kvpage_server.configured import from_command_line
 from kvpage_server.intake import IntakeLimits
 from kvpage_server.serve import serve
-from kvpage_server.settings import from_command_line
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)

@@ -1,0 +1,88 @@
+"""From command line, variables and file to what the programs run with."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+
+from kvpage.errors import KvpageError, NotSupported, SpecInvalid, TooLarge
+from kvpage.run_directory import RunDirectory
+from kvpage_server.setting_flags import FlagParser, parser_of
+from kvpage_server.setting_sources import Resolved, resolve
+from kvpage_server.settings import Settings
+
+WRONG_SETTINGS = 2
+CANNOT_START = 1
+
+
+def from_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """What `kvpage serve` runs with. Ends the process with a usage message for arguments it does not know.
+
+    Raises `SpecInvalid` for settings that are wrong, whatever they came from.
+    """
+    flags = serve_parser().parse(arguments)
+    ready_fd = flags.pop("ready_fd", None)
+    if ready_fd is not None:
+        _check_writable(ready_fd)
+    return settings_of(resolve(flags, environ), ready_fd)
+
+
+def settings_of(resolved: Resolved, ready_fd: int | None = None) -> Settings:
+    fields = resolved.fields
+    return Settings(
+        run_directory=run_directory_of(resolved),
+        devices=fields.devices,
+        external_workers=fields.external_workers,
+        leave_workers=fields.leave_workers,
+        memory=fields.memory,
+        adopt_within_s=fields.adopt_within_s,
+        group=fields.group,
+        host=fields.host,
+        port=fields.port,
+        token_file=fields.token_file,
+        tls_cert_file=fields.tls_cert_file,
+        tls_key_file=fields.tls_key_file,
+        tls_client_ca_file=fields.tls_client_ca_file,
+        insecure=fields.insecure,
+        audit_log=fields.audit_log,
+        rate_limit_per_s=fields.rate_limit_per_s,
+        log_format=fields.log_format,
+        log_level=fields.log_level,
+        ready_fd=ready_fd,
+    )
+
+
+def run_directory_of(resolved: Resolved) -> RunDirectory:
+    chosen = resolved.fields.run_dir
+    return RunDirectory.default(None if chosen is None else str(chosen))
+
+
+def serve_parser() -> FlagParser:
+    parser = parser_of("serve", "Serve plans and pools on the run directory's Unix socket.")
+    parser.add_argument(
+        "--ready-fd", type=int, metavar="FD", help="write a line to this descriptor when every worker answers"
+    )
+    return parser
+
+
+def exit_status(error: Exception) -> int:
+    """2 for what no second try can help, so that init systems need not try (`RestartPreventExitStatus=2`); else 1."""
+    is_wrong = isinstance(error, (SpecInvalid, TooLarge)) and not isinstance(error, NotSupported)
+    return WRONG_SETTINGS if is_wrong else CANNOT_START
+
+
+def report(program: str, error: Exception) -> str:
+    """Every fault on a line of its own."""
+    text = error.message if isinstance(error, KvpageError) else str(error)
+    return "".join(f"kvpage {program}: {line}\n" for line in text.splitlines() or [""])
+
+
+def _check_writable(fd: int) -> None:
+    """Raises `SpecInvalid` for what cannot be written to: else whoever waits for the line would wait for ever."""
+    try:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    except (OSError, ValueError, OverflowError):  # not open, negative, no descriptor at all
+        raise SpecInvalid(f"--ready-fd {fd} is not open in this process; pass a descriptor on to it") from None
+    if flags & os.O_ACCMODE == os.O_RDONLY:
+        raise SpecInvalid(f"--ready-fd {fd} is open for reading only; pass the end of the pipe that is written to")

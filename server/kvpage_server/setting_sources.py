@@ -1,0 +1,206 @@
+"""Where settings come from, strongest first: flags, `KVPAGE_*` variables, a TOML file, defaults."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_settings import EnvSettingsSource, InitSettingsSource
+
+from kvpage.errors import SpecInvalid, nearest, shorten
+from kvpage_server.setting_fields import ENV_PREFIX, Fields, flag_of, setting_of, variable_of
+from kvpage_server.shown_settings import shown
+
+SYSTEM_FILE = Path("/etc/kvpage/kvpage.toml")
+CONFIG_VARIABLE = "KVPAGE_CONFIG"
+MAX_FILE_BYTES = 1 << 20
+OTHER_VARIABLES = frozenset({"config", "url", "worker_of_server"})
+"""Variables of kvpage that are no settings of a server: without their prefix, in lower case."""
+
+SourceName = Literal["flag", "variable", "file", "default"]
+_MISSPELT = 0.75
+_OF_A_SERVICE = re.compile(r"(^|_)(service_(host|port(_\w+)?)|port_\d+_(tcp|udp|sctp)(_(addr|port|proto))?)$")
+_KUBERNETES = re.compile(r"(tcp|udp|sctp)://\S+:\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from."""
+
+    source: SourceName
+    place: str = ""
+    """The flag, the variable, or `path:line`."""
+
+    def __str__(self) -> str:
+        return self.place or self.source
+
+
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Values that hold, and where each came from."""
+
+    fields: Fields
+    origins: Mapping[str, Origin]
+    file: Path | None
+    """The file that was read."""
+    ignored_variables: tuple[str, ...]
+    """`KVPAGE_*` variables that are no setting and look like none."""
+
+
+class _Environment(EnvSettingsSource):
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(Fields)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        """Only names in capitals, as the system spells them; an empty variable is one that is not set."""
+        return {name.lower(): value for name, value in self._environ.items() if _is_ours(name) and value}
+
+
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], *, system_file: Path = SYSTEM_FILE) -> Resolved:
+    """Raises `SpecInvalid`, which names every fault with its source. `flags`: those given, `config` among them."""
+    flags = dict(flags)
+    file = _file_of(flags.pop("config", None), environ, system_file)
+    from_file, text = ({}, "") if file is None else _read(file)
+    ignored = _check_variables(environ)
+    layers = (
+        ("flag", InitSettingsSource(Fields, flags)()),
+        ("variable", _Environment(environ)()),
+        ("file", InitSettingsSource(Fields, from_file)()),
+    )
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    for source, layer in layers:
+        for name, value in layer.items():
+            if name not in values:
+                values[name] = value
+                origins[name] = Origin(source, _place(source, name, file, text))  # type: ignore[arg-type]
+    return Resolved(_validated(values, origins), origins, file, ignored)
+
+
+def _validated(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Fields:
+    try:
+        return Fields(**values)
+    except ValidationError as error:
+        names = dict.fromkeys(str(fault["loc"][0]) for fault in error.errors(include_url=False))
+        raise _refusal([_fault(name, values[name], origins[name]) for name in names]) from None
+
+
+def _fault(name: str, value: object, origin: Origin) -> str:
+    where = f"{name} in {origin.place}" if origin.source == "file" else origin.place
+    hint = ""
+    if isinstance(value, str) and _KUBERNETES.fullmatch(value):
+        hint = " (Kubernetes sets this variable for a Service of that name: say enableServiceLinks: false in the pod)"
+    return f"{where} is {shown(name, value)}; it takes {setting_of(name).takes}{hint}"
+
+
+def _refusal(faults: list[str]) -> SpecInvalid:
+    return SpecInvalid("\n".join(faults))
+
+
+def _file_of(flag: str | None, environ: Mapping[str, str], system_file: Path) -> Path | None:
+    chosen = flag or environ.get(CONFIG_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    return system_file if _exists(system_file) else None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # reading it says what is wrong
+    return True
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """The checked values of the file, and its text."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        text = content.decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SpecInvalid(
+            f"the settings file {shorten(str(path))} cannot be read: {reason}; name another with --config or"
+            f" {CONFIG_VARIABLE}, or /dev/null for none"
+        ) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise SpecInvalid(f"the settings file {shorten(str(path))} is longer than {MAX_FILE_BYTES} bytes")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecInvalid(f"the settings file {shorten(str(path))} is not TOML: {shorten(str(error))}") from None
+    faults = [fault for name, value in values.items() if (fault := _file_fault(name, value, path, text))]
+    if faults:
+        raise _refusal(faults)
+    return values, text
+
+
+def _file_fault(name: str, value: object, path: Path, text: str) -> str | None:
+    """What is wrong with an entry of the file, whose types are strict: "8080" is no number."""
+    place = _place("file", name, path, text)
+    if name not in Fields.model_fields:
+        return f"{shorten(name)} in {place} is no setting{nearest(name, Fields.model_fields)}"
+    field = Fields.model_fields[name]
+    adapter = TypeAdapter[Any](Annotated[(field.annotation, *field.metadata)])  # type: ignore[misc]
+    try:
+        adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError:
+        return _fault(name, value, Origin("file", place))
+    return None
+
+
+def _place(source: str, name: str, file: Path | None, text: str) -> str:
+    if source == "flag":
+        return flag_of(name)
+    if source == "variable":
+        return variable_of(name)
+    return f"{shorten(str(file))}:{_line_of(name, text)}"
+
+
+def _line_of(name: str, text: str) -> int:
+    """Where `name` is set; 1 when it cannot be seen at once."""
+    found = re.search(rf"^[ \t\[]*[\"']?{re.escape(name)}[\"']?[ \t]*[=.\]]", text, re.MULTILINE)
+    return 1 if found is None else text.count("\n", 0, found.start()) + 1
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(ENV_PREFIX) and name.isupper()
+
+
+def _check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of `KVPAGE_*` variables that mean nothing to a server. Raises `SpecInvalid` for what looks misspelt."""
+    from difflib import get_close_matches
+
+    ignored = []
+    known = [*Fields.model_fields, *OTHER_VARIABLES]
+    for variable in sorted(filter(_is_ours, environ)):
+        name = variable.removeprefix(ENV_PREFIX).lower()
+        if name in known:
+            continue
+        begun = [other for other in known if len(name) > 3 and (other.startswith(name) or name.startswith(other + "_"))]
+        meant = begun or get_close_matches(name, known, n=1, cutoff=_MISSPELT)
+        if meant and not _is_of_kubernetes(name, environ[variable]):
+            raise SpecInvalid(
+                f"{shorten(variable)} is no setting; did you mean {variable_of(meant[0])}? If it is somebody else's,"
+                " unset it for kvpage"
+            )
+        ignored.append(variable)
+    return tuple(ignored)
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    """Whether Kubernetes makes such a variable for a Service called kvpage, or kvpage-something."""
+    return bool(_KUBERNETES.fullmatch(value) or _OF_A_SERVICE.search(name))

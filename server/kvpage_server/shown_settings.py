@@ -1,0 +1,32 @@
+"""Values of settings as they may be shown to people: never with a secret."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvpage.errors import shorten
+from kvpage_server.setting_fields import Fields, setting_of
+
+_USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")
+
+
+def shown(name: str, value: object) -> str:
+    """`value` for a message. Not that of a file of tokens which is no file: it may be the token itself."""
+    if name in Fields.model_fields and setting_of(name).may_hold_a_token and not _is_a_path(value):
+        return "(not shown: it names no file, and may be the token itself)"
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return shorten(",".join(str(part) for part in value))
+    return shorten(repr(without_password(value)) if isinstance(value, str) else str(value))
+
+
+def without_password(text: str) -> str:
+    """`text` with what stands before the @ of a URL taken out."""
+    return _USER_INFO.sub("***@", text)
+
+
+def _is_a_path(value: object) -> bool:
+    """Whether `value` is surely meant as one."""
+    return isinstance(value, (str, Path)) and (str(value).startswith(("/", "./", "../", "~")) or os.path.exists(value))
