@@ -48,6 +48,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        self.app_state = {**self.app_state, "has_left": transport.is_closing}
         super().connection_made(transport)
         is_unix = transport.get_extra_info("socket").family == socket.AF_UNIX
         share = self._intake.unix if is_unix else self._intake.tcp

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from kvpage import strict_json
-from kvpage.errors import PlanNotFound, RateLimited, SpecInvalid, shorten
+from kvpage.errors import PlanNotFound, SpecInvalid, shorten
 from kvpage.planner.ranks import plan_ranks
 from kvpage.plans import Plan
 from kvpage_server.encoded_plans import EncodedPlan as EncodedPlan
 from kvpage_server.encoded_plans import EncodedRanks, encoded, encoded_ranks
 from kvpage_server.plan_cache import Encoding, Form, PlanCache, Representation, RequestDigest
+from kvpage_server.plan_queue import NOBODY, Asker, PlanQueue
 
-MAX_PENDING = 64  # bodies of up to 4 MiB each wait in memory
-NUM_THREADS = 2  # more would only fight for the interpreter lock
 MIN_GZIP_BYTES = 4096
 _GZIP_LEVEL = 5
 _SAID_CHARS = 16  # of a digest
@@ -55,23 +52,25 @@ class PlannedRanks:
 
 
 class PlanService:
-    """Owns the planning threads; `close()` waits for what they are at, no more. All else runs on the event loop."""
+    """Used from the event loop only. `close()` waits for what is being planned, no more.
 
-    def __init__(self, planner: Planner, cache: PlanCache, *, max_pending: int = MAX_PENDING) -> None:
+    `asker` in what follows: in whose turn it is computed, where something is.
+    """
+
+    def __init__(self, planner: Planner, cache: PlanCache, queue: PlanQueue | None = None) -> None:
+        """Owns `queue`; without one makes its own."""
         self._planner = planner
-        self._max_pending = max_pending
         self._cache = cache
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="kvpage-plan")
-        self._num_pending = 0
+        self._queue = queue or PlanQueue()
 
     def __repr__(self) -> str:
-        return f"<PlanService {self._num_pending} pending, {self._cache!r}>"
+        return f"<PlanService {self._queue!r}, {self._cache!r}>"
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._queue.close()
 
     async def plan_body(
-        self, body: bytes, *, max_bytes: int, encoding: Encoding = "identity"
+        self, body: bytes, *, max_bytes: int, encoding: Encoding = "identity", asker: Asker = NOBODY
     ) -> Planned | PlannedRanks:
         """The plan for a request body, or those of its ranks. The same bytes are looked up, not read again.
 
@@ -80,9 +79,9 @@ class PlanService:
         asked = self.led_to(body)
         if asked is not None and self._cache.get(asked) is not None:
             return Planned(plan_id=asked.plan_id, said=asked.said, known=True)
-        made = await self.in_thread(lambda: self._made(strict_json.loads(body, max_bytes=max_bytes)))
+        made = await self.in_thread(lambda: self._made(strict_json.loads(body, max_bytes=max_bytes)), asker)
         if isinstance(made, EncodedRanks):
-            return await self._planned_ranks(made, encoding)
+            return await self._planned_ranks(made, encoding, asker)
         said = "" if made.answer is made.json else hashlib.sha256(made.answer).hexdigest()[:_SAID_CHARS]
         self._cache.put(_digest(body), f"{made.plan_id} {said}".encode())
         known = self._remembered(made)
@@ -90,19 +89,20 @@ class PlanService:
             self._cache.put(Representation(made.plan_id, said=said), made.answer)
         return Planned(plan_id=made.plan_id, said=said, known=known)
 
-    async def plan_request(self, request: Any) -> EncodedPlan | EncodedRanks:
+    async def plan_request(self, request: Any, asker: Asker = NOBODY) -> EncodedPlan | EncodedRanks:
         """The plan for a request that is already parsed, or those of its ranks, always computed anew."""
-        made = await self.in_thread(lambda: self._made(request))
+        made = await self.in_thread(lambda: self._made(request), asker)
         for plan in _distinct(made):
             self._remembered(plan)
         return made
 
-    async def _planned_ranks(self, made: EncodedRanks, encoding: Encoding) -> PlannedRanks:
+    async def _planned_ranks(self, made: EncodedRanks, encoding: Encoding, asker: Asker) -> PlannedRanks:
         were_known = [self._remembered(plan) for plan in _distinct(made)]
         known = all(were_known)
         if encoding == "identity" or len(made.json) < MIN_GZIP_BYTES:
             return PlannedRanks(body=made.json, encoding="identity", known=known)
-        return PlannedRanks(body=await self.in_thread(lambda: _compressed(made.json)), encoding=encoding, known=known)
+        body = await self.in_thread(lambda: _compressed(made.json), asker)
+        return PlannedRanks(body=body, encoding=encoding, known=known)
 
     def _remembered(self, plan: EncodedPlan) -> bool:
         """Whether the plan was known; it is now."""
@@ -126,13 +126,13 @@ class PlanService:
         """The whole plan, unless it is forgotten."""
         return self._cache.get(Representation(plan_id))
 
-    async def recall(self, plan_id: str, plan_json: bytes) -> None:
+    async def recall(self, plan_id: str, plan_json: bytes, asker: Asker = NOBODY) -> None:
         """Remember what a worker keeps as a plan, if it is one: who makes a pool there names its plan freely.
 
         Raises `PlanNotFound`.
         """
         try:
-            proven = await self.in_thread(lambda: encoded(Plan.from_json(plan_json)))
+            proven = await self.in_thread(lambda: encoded(Plan.from_json(plan_json)), asker)
         except SpecInvalid as error:
             raise PlanNotFound(f"a pool names plan {shorten(plan_id)}, but what it keeps is none") from error
         if proven.plan_id != plan_id:
@@ -142,9 +142,9 @@ class PlanService:
     def remember(self, plan_id: str, plan_json: bytes) -> None:
         self._cache.put(Representation(plan_id), plan_json)
 
-    async def answer(self, wanted: Representation) -> Answer:
+    async def answer(self, wanted: Representation, asker: Asker = NOBODY) -> Answer:
         """`wanted`, or its uncompressed twin when compression does not pay. Raises `PlanNotFound`."""
-        return self.ready_answer(wanted) or await self._new_answer(wanted)
+        return self.ready_answer(wanted) or await self._new_answer(wanted, asker)
 
     def ready_answer(self, wanted: Representation) -> Answer | None:
         """The same, if it is in the cache as it is to be sent."""
@@ -155,7 +155,7 @@ class PlanService:
         compressed = self._cache.get(wanted)
         return None if compressed is None else Answer(representation=wanted, body=compressed)
 
-    async def _new_answer(self, wanted: Representation) -> Answer:
+    async def _new_answer(self, wanted: Representation, asker: Asker) -> Answer:
         full = self._cache.get(Representation(wanted.plan_id, said=wanted.said))
         if full is None:
             raise PlanNotFound(
@@ -163,25 +163,21 @@ class PlanService:
                 details={"plan_id": wanted.plan_id},
             )
         plain = wanted._replace(encoding="identity")
-        body = full if wanted.form == "full" else await self._derived(plain, full, _DERIVED[wanted.form])
+        body = full if wanted.form == "full" else await self._derived(plain, full, _DERIVED[wanted.form], asker)
         if wanted.encoding == "gzip" and len(body) >= MIN_GZIP_BYTES:
-            return Answer(representation=wanted, body=await self._derived(wanted, body, _compressed))
+            return Answer(representation=wanted, body=await self._derived(wanted, body, _compressed, asker))
         return Answer(representation=plain, body=body)
 
-    async def in_thread(self, work: Callable[[], _Result]) -> _Result:
-        """Run pure work beside the event loop. Raises `RateLimited` when `max_pending` wait already."""
-        if self._num_pending >= self._max_pending:
-            raise RateLimited(f"{self._num_pending} plans are being computed; try again shortly")
-        self._num_pending += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._num_pending -= 1
+    async def in_thread(self, work: Callable[[], _Result], asker: Asker = NOBODY) -> _Result:
+        """Run pure work beside the event loop. Raises as `PlanQueue.run`."""
+        return await self._queue.run(work, asker)
 
-    async def _derived(self, key: Representation, source: bytes, derive: Callable[[bytes], bytes]) -> bytes:
+    async def _derived(
+        self, key: Representation, source: bytes, derive: Callable[[bytes], bytes], asker: Asker
+    ) -> bytes:
         found = self._cache.get(key)
         if found is None:
-            found = await self.in_thread(lambda: derive(source))
+            found = await self.in_thread(lambda: derive(source), asker)
             self._cache.put(key, found)
         return found
 

@@ -9,6 +9,7 @@ from kvpage.errors import PlanNotFound
 from kvpage_server.bodies import accepts_gzip, json_body
 from kvpage_server.openapi import DETAIL_PARAMETER, PICTURE_ANSWERS, PLAN_ANSWERS, PLAN_REQUEST_BODY, POST_PLAN_ANSWERS
 from kvpage_server.plan_cache import Encoding, Form, Representation
+from kvpage_server.plan_queue import asker_of
 from kvpage_server.plan_response import PlanResponse
 from kvpage_server.planning import PlannedRanks
 from kvpage_server.queries import known_query, query_form
@@ -38,10 +39,11 @@ async def post_plan(request: Request) -> Response:
     known_query(request)
     body = await json_body(request)
     max_bytes = services.settings.intake.max_body_bytes
-    planned = await services.plans.plan_body(body, max_bytes=max_bytes, encoding=_encoding(request))
+    asker = asker_of(request.scope)
+    planned = await services.plans.plan_body(body, max_bytes=max_bytes, encoding=_encoding(request), asker=asker)
     if isinstance(planned, PlannedRanks):
         return _ranks_response(planned)
-    answer = await services.plans.answer(_wanted(request, planned.plan_id, said=planned.said))
+    answer = await services.plans.answer(_wanted(request, planned.plan_id, said=planned.said), asker)
     return PlanResponse(answer, 200 if planned.known else 201, is_location_new=True)
 
 
@@ -57,14 +59,13 @@ async def get_picture(request: Request, plan_id: str) -> Response:
 
 
 async def _get(request: Request, wanted: Representation) -> Response:
-    services = services_of(request)
+    services, asker = services_of(request), asker_of(request.scope)
     try:
-        answer = await services.plans.answer(wanted)
+        answer = await services.plans.answer(wanted, asker)
     except PlanNotFound:
-        await services.plans.recall(
-            wanted.plan_id, await services.pools.plan(wanted.plan_id)
-        )  # a plan in use is never forgotten
-        answer = await services.plans.answer(wanted)
+        in_use = await services.pools.plan(wanted.plan_id)  # which is never forgotten
+        await services.plans.recall(wanted.plan_id, in_use, asker)
+        answer = await services.plans.answer(wanted, asker)
     if _has_already(request, answer.representation):
         return PlanResponse(answer, 304)
     return PlanResponse(answer, 200)

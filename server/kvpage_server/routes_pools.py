@@ -21,6 +21,7 @@ from kvpage_server.bodies import json_body, parsed, preferred_wait_s
 from kvpage_server.device_pools import NewPool
 from kvpage_server.encoded_plans import EncodedPlan, EncodedRanks
 from kvpage_server.json_answers import json_answer
+from kvpage_server.plan_queue import Asker, asker_of
 from kvpage_server.queries import is_true, known_query, query_wait_s, wait_s
 from kvpage_server.services import Services, services_of
 
@@ -73,9 +74,10 @@ async def post_pool(request: Request) -> Response:
     """201 when ready, 202 while the memory is being committed, 200 when the pool was there already."""
     services = services_of(request)
     known_query(request)
-    body = await json_body(request)
-    asked = await services.plans.in_thread(lambda: _pool_request(body, services.settings.intake.max_body_bytes))
-    plan = await _planned(services, asked)
+    body, asker = await json_body(request), asker_of(request.scope)
+    max_bytes = services.settings.intake.max_body_bytes
+    asked = await services.plans.in_thread(lambda: _pool_request(body, max_bytes), asker)
+    plan = await _planned(services, asked, asker)
     granted_s = preferred_wait_s(request)
     new = NewPool(name=asked.name, device=asked.device, plan=plan, handle_kind=asked.handle_kind or "")
     creation = await services.pools.create_pool(new, wait_s=granted_s)
@@ -130,7 +132,8 @@ async def get_tensors(request: Request, pool_id: str) -> Response:
     known_query(request)
     pool = await services.pools.pool(pool_id)
     plan = services.plans.full(pool.plan_id) or await services.pools.plan(pool.plan_id)
-    return Response(await services.plans.in_thread(lambda: _tensors(pool, plan)), media_type="application/json")
+    tensors = await services.plans.in_thread(lambda: _tensors(pool, plan), asker_of(request.scope))
+    return Response(tensors, media_type="application/json")
 
 
 async def get_devices(request: Request) -> Response:
@@ -159,10 +162,10 @@ def _holders(holders: Sequence[messages.Holder]) -> list[Holder]:
     return [Holder(pid=holder.pid, uid=holder.uid, client_name=holder.client_name) for holder in holders]
 
 
-async def _planned(services: Services, asked: PoolRequest) -> EncodedPlan:
+async def _planned(services: Services, asked: PoolRequest, asker: Asker) -> EncodedPlan:
     """The plan of the request inside a pool's request; its faults point into the whole body."""
     try:
-        made = await services.plans.plan_request(asked.request)
+        made = await services.plans.plan_request(asked.request, asker)
     except KvpageError as error:
         if not error.errors:
             raise
