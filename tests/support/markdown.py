@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -78,7 +79,7 @@ class Page:
     def sections(self) -> list[Section]:
         starts = [place for place, token in enumerate(self.tokens) if token.type == "heading_open"]
         bounds = [0, *starts, len(self.tokens)]
-        parts = [tuple(self.tokens[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+        parts = [tuple(self.tokens[start:end]) for start, end in pairwise(bounds)]
         return [Section(title=_title(part), tokens=part) for part in parts if part]
 
     def _headings(self) -> Iterator[Token]:
