@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from support.leaks import leak_guard
 TESTS = Path(__file__).parent
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 
-settings.register_profile("default", max_examples=150, deadline=None, print_blob=True)
+# Each run has a seed of its own, so the examples of many runs add up.
+settings.register_profile("default", max_examples=75, deadline=None, print_blob=True)
 settings.register_profile("long", max_examples=10_000, deadline=None, print_blob=True)
 
 
@@ -87,11 +88,28 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     places = {TESTS / name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
+    if config.getoption("--tier") != "long":
+        sampled = left_out(items, config.option.hypothesis_seed)
+        config.hook.pytest_deselected(items=[item for item in items if item in sampled])
+        items[:] = [item for item in items if item not in sampled]
     for item in items:
         if item.get_closest_marker("long") and config.getoption("--tier") != "long":
             item.add_marker(pytest.mark.skip(reason="runs in the long tier: make test-long"))
         if item.get_closest_marker("gpu") and not NVIDIA_DRIVER.exists():
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA driver: {NVIDIA_DRIVER} is absent"))
+
+
+def left_out(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
+    """Cases of tests marked `sampled(n)` that the run with this seed does without: all but n, others in each run."""
+    cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if sampled := item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0], sampled.args[0]].append(item)
+    return {
+        item
+        for (name, count), group in cases.items()
+        for item in random.Random(f"{seed} {name}").sample(group, max(0, len(group) - count))
+    }
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
