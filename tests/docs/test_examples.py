@@ -12,6 +12,7 @@ import pytest
 import kvpage
 from support.api_service import ApiService
 from support.checkout import ROOT
+from support.markdown import page
 
 EXAMPLES = ROOT / "examples"
 
@@ -23,6 +24,15 @@ def run_example(name: str, run_dir: Path | None = None) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
+
+
+def run_readme(run_dir: Path) -> None:
+    """The Python of the first page, from the root of the checkout."""
+    [code] = [fence.text for fence in page(ROOT / "README.md").fences if fence.info == "python"]
+    environment = os.environ | {"KVPAGE_RUN_DIR": str(run_dir)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_planning_in_the_library() -> None:
@@ -50,6 +60,9 @@ def test_a_scheduler_makes_a_pool_and_an_engine_writes_to_it(run_dir: Path) -> N
             assert int((cache != 0).sum()) == 2 * 8 * 128
             del cache
         assert run_example("lease.py", run_dir) == "96 of 100 tokens were cached; their first value is 7\n"
+        run_readme(run_dir)
+        with kvpage.attach("mimo", run_dir=str(run_dir)) as kv:
+            assert bool((kv.tensor("draft.0")[7] == 1).all())
 
 
 @pytest.mark.parametrize("name", ["scheduler.py", "engine.py", "lease.py"])
