@@ -7,25 +7,21 @@ on the same machine cannot reach it by rebinding its own name to 127.0.0.1.
 
 from __future__ import annotations
 
-import hmac
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from kvpage.errors import KvpageError, PermissionDenied, SpecInvalid, Unauthorized, shorten
-from kvpage.token_file import read_token
+from kvpage.errors import KvpageError, PermissionDenied, Unauthorized, shorten
 from kvpage.wire.credentials import Peer
-from kvpage_server.problems import problem_response, request_id_of
+from kvpage_server.exposure import is_loopback
+from kvpage_server.operations import Operation
+from kvpage_server.roles import Role
+from kvpage_server.tokens import Token, TokenFile
 
-MIN_TOKEN_CHARS = 16
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _BEARER = "bearer "
-_OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/errors", "/openapi.json", "/v1/plans", "/v1/devices"})
-_OPEN_PREFIX = "/v1/plans/"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +33,20 @@ class Caller:
     """Supplementary group ids."""
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose request it is, once it is admitted."""
+
+    role: Role | None
+    """None: over TCP, without a token."""
+    token_name: str | None = None
+    """None: without a token."""
+
+
+_PEER = Identity(Role.ADMIN)
+_NOBODY = Identity(None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
     """What is decided once, when the server starts."""
@@ -44,20 +54,37 @@ class AccessPolicy:
     server_uid: int
     group_gid: int | None = None
     """Members of this group may use the Unix socket."""
-    token: bytes | None = None
-    """The bearer token; None when there is no token file."""
+    tokens: TokenFile | None = None
 
-    def check(self, scope: Mapping[str, Any]) -> None:
-        """Raise `PermissionDenied` or `Unauthorized` unless the request may be served."""
+    def identify(self, scope: Mapping[str, Any]) -> Identity:
+        """Raises `PermissionDenied` for a process that may not use the socket, `Unauthorized` for a wrong token."""
         caller = scope.get("state", {}).get("caller")
         if caller is not None:
             self._check_caller(caller)
+            return _PEER
+        token = self._token(scope)
+        return _NOBODY if token is None else Identity(token.role, token.name)
+
+    def authorize(self, identity: Identity, operation: Operation, scope: Mapping[str, Any]) -> None:
+        """Raises `PermissionDenied` or `Unauthorized` unless the operation may be done."""
+        if identity is _PEER:
             return
-        if self._has_token(scope):
-            return
-        _check_host(scope)
-        if not _is_open(scope["path"]):
+        rule = operation.rule
+        if identity.role is None or (identity.role < rule.role and rule.is_open):
+            check_host(scope)  # a token takes nothing away that everybody may do
+        elif identity.role < rule.role:
+            raise PermissionDenied(
+                f"{operation.name} needs the role {rule.role.label}, and the token '{identity.token_name}' has the"
+                f" role {identity.role.label}",
+                details={"needed_role": rule.role.label, "role": identity.role.label},
+            )
+        if identity.role is None and not rule.is_open:
             raise self._refusal(scope["path"])
+        if rule.is_secret and not _is_confidential(scope):
+            raise PermissionDenied(
+                f"{operation.name} answers with what opens the memory, which is not sent to another machine in the"
+                " clear; serve TLS, or ask from this machine"
+            )
 
     def _check_caller(self, caller: Caller) -> None:
         peer = caller.peer
@@ -73,78 +100,51 @@ class AccessPolicy:
             details={"uid": peer.uid},
         )
 
-    def _has_token(self, scope: Mapping[str, Any]) -> bool:
-        """Whether the right token is there. Raises `Unauthorized` for a wrong one, wherever it is sent."""
+    def _token(self, scope: Mapping[str, Any]) -> Token | None:
+        """None without one. Raises `Unauthorized` for a wrong one, wherever it is sent."""
         sent = _header(scope, b"authorization")
         if sent is None:
-            return False
+            return None
         given = sent[len(_BEARER) :].strip() if sent[: len(_BEARER)].lower() == _BEARER else ""
-        if self.token is not None and hmac.compare_digest(given.encode("latin-1"), self.token):
-            return True
-        raise Unauthorized("the Authorization header does not carry a token of this server")
+        found = None if self.tokens is None else self.tokens.find(given.encode("latin-1"))
+        if found is None:
+            raise Unauthorized("the Authorization header does not carry a token of this server")
+        return found
 
     def _refusal(self, path: str) -> KvpageError:
         what = f"{shorten(path)} is not served over TCP without a token"
-        if self.token is None:
+        if self.tokens is None:
             return PermissionDenied(f"{what}; use the Unix socket, or start the server with --token-file")
         return Unauthorized(f"{what}; send Authorization: Bearer <token>, or use the Unix socket")
-
-
-class AccessMiddleware:
-    def __init__(self, app: ASGIApp, *, policy: AccessPolicy) -> None:
-        self.app = app
-        self.policy = policy
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self.policy.check(scope)
-            except KvpageError as error:
-                await problem_response(error, request_id_of(scope))(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-def secret_token(path: Path) -> bytes:
-    """The token in a file, which must be long enough and not be there for everybody to read."""
-    token = read_token(path).encode()
-    if len(token) < MIN_TOKEN_CHARS:
-        raise SpecInvalid(
-            f"the token in {path} has {len(token)} characters; at least {MIN_TOKEN_CHARS} are needed. "
-            f"`openssl rand -hex 32` makes one"
-        )
-    if path.stat().st_mode & 0o007:
-        raise SpecInvalid(f"the token file {path} can be read by everybody; chmod o-rwx it")
-    return token
-
-
-def is_loopback(host: str) -> bool:
-    return host in ("127.0.0.1", "localhost", "::1")
 
 
 def own_uid() -> int:
     return os.geteuid()
 
 
-def _check_host(scope: Mapping[str, Any]) -> None:
+def check_host(scope: Mapping[str, Any]) -> None:
+    """Raises `PermissionDenied` when the request was sent to a name this server is not bound to."""
     host = (_header(scope, b"host") or "").lower()
     bound_host, port = scope["server"]
     names = {_bracketed(bound_host)}
     if is_loopback(bound_host):
         names |= set(LOOPBACK_NAMES)
-    allowed = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
+    is_default = port == _DEFAULT_PORTS.get(scope.get("scheme", "http"))
+    allowed = {f"{name}:{port}" for name in names} | (names if is_default else set())
     if host not in allowed:
         raise PermissionDenied(
             f"Host {shorten(repr(host))} is not a name of this server; use one of {', '.join(sorted(allowed))}"
         )
 
 
+def _is_confidential(scope: Mapping[str, Any]) -> bool:
+    """Whether nobody between the two ends can read along."""
+    client = scope.get("client")
+    return scope.get("scheme") == "https" or (client is not None and is_loopback(client[0]))
+
+
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _is_open(path: str) -> bool:
-    return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX)
 
 
 def _header(scope: Mapping[str, Any], name: bytes) -> str | None:

@@ -25,20 +25,25 @@ from kvpage_server import (
     routes_plans,
     routes_pools,
     routes_tenants,
+    routes_ui,
 )
-from kvpage_server.access import AccessMiddleware, AccessPolicy, own_uid, secret_token
+from kvpage_server.access import AccessPolicy, own_uid
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.event_stream import EventStreams
 from kvpage_server.farewell import say_farewell
+from kvpage_server.guard import Guard
 from kvpage_server.http_leases import HttpLeases
 from kvpage_server.metrics import CountRequests, Metrics, ServiceMetrics
+from kvpage_server.operations import Operations
 from kvpage_server.plan_cache import PlanCache
 from kvpage_server.planning import Planner, PlanService
 from kvpage_server.problems import install_handlers
+from kvpage_server.rate_limit import ChangeLimit
 from kvpage_server.request_id import RequestIdMiddleware
 from kvpage_server.services import Services
 from kvpage_server.settings import Settings
 from kvpage_server.supervisor import Supervisor
+from kvpage_server.tokens import MAX_TOKENS, TokenFile
 
 logger = logging.getLogger("kvpage.api")
 _ROUTES = (
@@ -51,6 +56,7 @@ _ROUTES = (
     routes_events,
     routes_health,
     routes_metrics,
+    routes_ui,
 )
 _DESCRIPTION = "Plans KV-cache page layouts and holds the memory for them. Errors are RFC 9457 problems; see /errors."
 
@@ -96,6 +102,7 @@ def create_app(
 
     app = Application(
         access=access or policy_of(settings),
+        limit=ChangeLimit(settings.rate_limit_per_s, max_tokens=MAX_TOKENS),
         counted=counted,
         title="kvpage",
         version=__version__,
@@ -109,6 +116,7 @@ def create_app(
         routes.add_routes(app)
     openapi.install(app)
     install_handlers(app)
+    app.operations = Operations(app.routes)
     return app
 
 
@@ -117,10 +125,14 @@ class Application(FastAPI):
     framework looks at it: passing through its layers costs more than all of that.
     """
 
-    def __init__(self, *, access: AccessPolicy, counted: ServiceMetrics, **options: Any) -> None:
+    operations: Operations
+    """Of all routes; there when they are."""
+
+    def __init__(self, *, access: AccessPolicy, limit: ChangeLimit, counted: ServiceMetrics, **options: Any) -> None:
         super().__init__(**options)
         cached = CachedPlans(super().__call__, plans=lambda: self.state.services.plans)
-        self._front = CountRequests(RequestIdMiddleware(AccessMiddleware(cached, policy=access)), counted)
+        guard = Guard(cached, policy=access, limit=limit, operations=lambda: self.operations)
+        self._front = CountRequests(RequestIdMiddleware(guard), counted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._front(scope, receive, send)
@@ -138,5 +150,5 @@ async def _announce(supervisor: Supervisor, ready_fd: int | None) -> None:
 
 def policy_of(settings: Settings) -> AccessPolicy:
     """Raises `SpecInvalid` when the token file cannot be used."""
-    token = None if settings.token_file is None else secret_token(settings.token_file)
-    return AccessPolicy(server_uid=own_uid(), group_gid=settings.group_gid, token=token)
+    tokens = None if settings.token_file is None else TokenFile(settings.token_file)
+    return AccessPolicy(server_uid=own_uid(), group_gid=settings.group_gid, tokens=tokens)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kvpage.errors import SpecInvalid, shorten
+from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
-from kvpage_server.access import is_loopback
+from kvpage_server.exposure import check_exposure
 from kvpage_server.intake import IntakeLimits
 from kvpage_server.unix_group import gid_of
 from kvpage_server.worker_budget import parse_memory
@@ -73,10 +73,10 @@ class Settings:
             gid_of(self.group)
         if self.port is not None and not 0 <= self.port <= 65535:
             raise SpecInvalid(f"port {self.port} is not between 0 and 65535")
-        if self.port is not None and self.token_file is None and not is_loopback(self.host):
-            raise SpecInvalid(
-                f"host {shorten(self.host)} can be reached from other machines; give --token-file or use {DEFAULT_HOST}"
-            )
+        files = ("token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
+        if self.port is not None:
+            given = {name: getattr(self, name) is not None for name in files}
+            check_exposure(self.host, given, insecure=self.insecure)
 
     @property
     def group_gid(self) -> int | None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from kvpage.errors import PermissionDenied, Unauthorized
+from kvpage.errors import KvpageError, PermissionDenied, Unauthorized
+from kvpage.run_directory import RunDirectory
 from kvpage.wire.credentials import Peer
-from kvpage_server.access import AccessPolicy, Caller
-from kvpage_server.app import create_app
+from kvpage_server.access import AccessPolicy, Caller, Identity
+from kvpage_server.app import Application, create_app
+from kvpage_server.operations import Operations
+from kvpage_server.roles import Role
+from kvpage_server.settings import Settings
+from kvpage_server.tokens import TokenFile
 from support.api_in_process import BASE_URL, in_process, settings_without_worker
 from support.plan_requests import small_request
 from support.problems import assert_problem
+from support.token_files import token_file, token_of, with_every_role
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 asynchronous = pytest.mark.anyio
@@ -35,7 +42,7 @@ CLOSED = [
 
 def tcp_scope(path: str, *headers: tuple[str, str], server: tuple[str, int] = ("127.0.0.1", 8000)) -> dict[str, Any]:
     named = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
-    return {"path": path, "headers": named, "server": server}
+    return {"path": path, "headers": named, "server": server, "client": ("192.0.2.7", 50000)}
 
 
 def peer_scope(uid: int, gid: int = 1, groups: frozenset[int] = frozenset()) -> dict[str, Any]:
@@ -45,18 +52,40 @@ def peer_scope(uid: int, gid: int = 1, groups: frozenset[int] = frozenset()) -> 
 
 POLICY = AccessPolicy(server_uid=1000)
 WITH_GROUP = AccessPolicy(server_uid=1000, group_gid=50)
-WITH_TOKEN = AccessPolicy(server_uid=1000, token=TOKEN.encode())
+
+
+@functools.cache
+def operations() -> Operations:
+    app = create_app(Settings(run_directory=RunDirectory(Path("/nonexistent"))))
+    assert isinstance(app, Application)
+    return app.operations
+
+
+def check(policy: AccessPolicy, scope: dict[str, Any], method: str = "GET") -> Identity:
+    identity = policy.identify(scope)
+    policy.authorize(identity, operations().find(method, scope["path"]), scope)
+    return identity
+
+
+@pytest.fixture
+def with_token(tmp_path: Path) -> AccessPolicy:
+    return AccessPolicy(server_uid=1000, tokens=TokenFile(token_file(tmp_path, TOKEN)))
+
+
+@pytest.fixture
+def with_roles(tmp_path: Path) -> AccessPolicy:
+    return AccessPolicy(server_uid=1000, tokens=TokenFile(with_every_role(tmp_path)))
 
 
 @pytest.mark.parametrize("scope", [peer_scope(0), peer_scope(1000), peer_scope(1000, gid=7)])
 def test_the_servers_own_user_and_root_may_do_everything(scope: dict[str, Any]) -> None:
-    POLICY.check(scope)
-    WITH_GROUP.check(scope)
+    assert check(POLICY, scope).role is Role.ADMIN
+    assert check(WITH_GROUP, scope).role is Role.ADMIN
 
 
 def test_members_of_the_group_may_do_everything() -> None:
-    WITH_GROUP.check(peer_scope(1001, gid=50))
-    WITH_GROUP.check(peer_scope(1001, groups=frozenset({49, 50})))
+    assert check(WITH_GROUP, peer_scope(1001, gid=50)).role is Role.ADMIN
+    assert check(WITH_GROUP, peer_scope(1001, groups=frozenset({49, 50}))).role is Role.ADMIN
 
 
 @pytest.mark.parametrize(
@@ -65,17 +94,17 @@ def test_members_of_the_group_may_do_everything() -> None:
         (POLICY, peer_scope(1001)),
         (POLICY, peer_scope(1001, gid=1000, groups=frozenset({0, 1000}))),
         (WITH_GROUP, peer_scope(1001, gid=51, groups=frozenset({49}))),
-        (WITH_TOKEN, peer_scope(65534)),
+        (WITH_GROUP, peer_scope(65534)),
     ],
 )
 def test_strangers_on_the_unix_socket_are_refused(policy: AccessPolicy, scope: dict[str, Any]) -> None:
     with pytest.raises(PermissionDenied):
-        policy.check(scope)
+        check(policy, scope)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"])
 def test_names_of_the_loopback_are_accepted(host: str) -> None:
-    POLICY.check(tcp_scope("/v1/plans", ("Host", host)))
+    check(POLICY, tcp_scope("/v1/plans", ("Host", host)), "POST")
 
 
 @pytest.mark.parametrize(
@@ -87,54 +116,110 @@ def test_names_of_the_loopback_are_accepted(host: str) -> None:
 )  # fmt: skip
 def test_other_names_are_refused_even_for_reads(host: str) -> None:
     with pytest.raises(PermissionDenied):
-        POLICY.check(tcp_scope("/livez", ("Host", host)))
+        check(POLICY, tcp_scope("/livez", ("Host", host)))
 
 
 def test_no_host_and_two_hosts_are_refused() -> None:
     with pytest.raises(PermissionDenied):
-        POLICY.check(tcp_scope("/livez"))
+        check(POLICY, tcp_scope("/livez"))
     with pytest.raises(PermissionDenied):
-        POLICY.check(tcp_scope("/livez", ("Host", "127.0.0.1:8000"), ("Host", "evil.example")))
+        check(POLICY, tcp_scope("/livez", ("Host", "127.0.0.1:8000"), ("Host", "evil.example")))
 
 
-def test_another_address_goes_by_its_own_name_only() -> None:
-    server = ("192.0.2.1", 80)
-    WITH_TOKEN.check(tcp_scope("/livez", ("Host", "192.0.2.1"), server=server))
-    WITH_TOKEN.check(tcp_scope("/livez", ("Host", "192.0.2.1:80"), server=server))
-    with pytest.raises(PermissionDenied):
-        WITH_TOKEN.check(tcp_scope("/livez", ("Host", "localhost:80"), server=server))
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
+def test_another_address_goes_by_its_own_name_only(with_token: AccessPolicy, scheme: str, port: int) -> None:
+    def scope(host: str) -> dict[str, Any]:
+        return {**tcp_scope("/livez", ("Host", host), server=("192.0.2.1", port)), "scheme": scheme}
+
+    check(with_token, scope("192.0.2.1"))
+    check(with_token, scope(f"192.0.2.1:{port}"))
+    for other in (f"localhost:{port}", f"127.0.0.1:{port}", "192.0.2.1:8080"):
+        with pytest.raises(PermissionDenied):
+            check(with_token, scope(other))
 
 
 @pytest.mark.parametrize("value", [f"Bearer {TOKEN}", f"bearer {TOKEN}", f"Bearer  {TOKEN} "])
-def test_the_token_opens_everything_under_any_name(value: str) -> None:
-    WITH_TOKEN.check(tcp_scope("/v1/pools", ("Authorization", value), ("Host", "kvpage.example")))
+def test_a_token_that_stands_alone_opens_everything_under_any_name(with_token: AccessPolicy, value: str) -> None:
+    scope = tcp_scope("/v1/pools/p/prefixes:clear", ("Authorization", value), ("Host", "kvpage.example"))
+    assert check(with_token, scope, "POST") == Identity(Role.ADMIN, "token")
 
 
 @pytest.mark.parametrize(
     "value",
     ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN, "Bearer \xe9"],
 )
-@pytest.mark.parametrize("policy", [POLICY, WITH_TOKEN])
-def test_a_wrong_token_is_refused_wherever_it_is_sent(policy: AccessPolicy, value: str) -> None:
+@pytest.mark.parametrize("has_file", [False, True])
+def test_a_wrong_token_is_refused_wherever_it_is_sent(with_token: AccessPolicy, value: str, has_file: bool) -> None:
     for path in ("/livez", "/v1/plans", "/v1/pools"):
         with pytest.raises(Unauthorized):
-            policy.check(tcp_scope(path, ("Authorization", value), ("Host", "127.0.0.1:8000")))
+            check(
+                with_token if has_file else POLICY,
+                tcp_scope(path, ("Authorization", value), ("Host", "127.0.0.1:8000")),
+            )
 
 
-def test_without_a_token_file_pools_are_forbidden_and_with_one_they_need_it() -> None:
+def test_two_different_tokens_are_no_token(with_roles: AccessPolicy) -> None:
+    tokens = [("Authorization", f"Bearer {token_of(role)}") for role in ("read", "admin")]
+    with pytest.raises(Unauthorized):
+        check(with_roles, tcp_scope("/livez", *tokens, ("Host", "127.0.0.1:8000")))
+
+
+def test_without_a_token_file_pools_are_forbidden_and_with_one_they_need_it(with_token: AccessPolicy) -> None:
     scope = tcp_scope("/v1/pools", ("Host", "127.0.0.1:8000"))
     with pytest.raises(PermissionDenied):
-        POLICY.check(scope)
+        check(POLICY, scope)
     with pytest.raises(Unauthorized):
-        WITH_TOKEN.check(scope)
+        check(with_token, scope)
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/plansX", "/v1/devices/host", "/livez/", "/v1/plan", "", "//v1/plans", "/V1/plans"]
+    "path", ["/v1/plansX", "/v1/devices/host", "/livez/", "/v1/plan", "", "//v1/plans", "/V1/plans", "/v1/plans/"]
 )
 def test_only_listed_paths_are_open(path: str) -> None:
     with pytest.raises(PermissionDenied):
-        POLICY.check(tcp_scope(path, ("Host", "127.0.0.1:8000")))
+        check(POLICY, tcp_scope(path, ("Host", "127.0.0.1:8000")))
+
+
+def test_a_token_takes_nothing_away_that_everybody_may_do(with_roles: AccessPolicy) -> None:
+    """Under a name the server is bound to; under another the role decides."""
+    token = ("Authorization", f"Bearer {token_of('read')}")
+    check(with_roles, tcp_scope("/v1/plans", token, ("Host", "127.0.0.1:8000")), "POST")
+    with pytest.raises(PermissionDenied):
+        check(with_roles, tcp_scope("/v1/plans", token, ("Host", "kvpage.example")), "POST")
+    planner = ("Authorization", f"Bearer {token_of('plan')}")
+    check(with_roles, tcp_scope("/v1/plans", planner, ("Host", "kvpage.example")), "POST")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "client", "allowed"),
+    [
+        ("http", "127.0.0.1", True),
+        ("http", "::1", True),
+        ("https", "192.0.2.7", True),
+        ("http", "192.0.2.7", False),
+        ("http", "::ffff:192.0.2.7", False),
+    ],
+)
+def test_what_opens_memory_is_not_sent_to_another_machine_in_the_clear(
+    with_roles: AccessPolicy, scheme: str, client: str, allowed: bool
+) -> None:
+    headers = [("Authorization", f"Bearer {token_of('allocate')}"), ("Host", "kvpage.example")]
+    scope = {**tcp_scope("/v1/pools/p/hold", *headers), "scheme": scheme, "client": (client, 50000)}
+    if allowed:
+        check(with_roles, scope)
+        return
+    with pytest.raises(PermissionDenied, match="in the clear"):
+        check(with_roles, scope)
+    check(with_roles, {**scope, "path": "/v1/pools/p"})  # anything else it may
+
+
+def test_a_refusal_says_what_is_needed_and_not_the_token(with_roles: AccessPolicy) -> None:
+    headers = [("Authorization", f"Bearer {token_of('read')}"), ("Host", "kvpage.example")]
+    with pytest.raises(KvpageError) as refused:
+        check(with_roles, tcp_scope("/v1/pools", *headers), "POST")
+    assert refused.value.details == {"needed_role": "allocate", "role": "read"}
+    assert "the-read" in refused.value.message
+    assert token_of("read") not in refused.value.message
 
 
 @asynchronous
@@ -160,10 +245,8 @@ async def test_a_refused_body_is_not_read(api_over_tcp: httpx.AsyncClient) -> No
 
 @asynchronous
 async def test_a_token_opens_pools_over_tcp(run_dir: Path) -> None:
-    token_file = run_dir / "token"
-    token_file.write_text(TOKEN)
-    token_file.chmod(0o600)
-    async with in_process(create_app(settings_without_worker(run_dir, token_file=token_file)), caller=None) as api:
+    settings = settings_without_worker(run_dir, token_file=token_file(run_dir, TOKEN))
+    async with in_process(create_app(settings), caller=None) as api:
         refused = await api.get("/v1/pools")
         assert_problem(refused, "unauthorized")
         assert refused.headers["www-authenticate"] == "Bearer"

@@ -22,6 +22,7 @@ from support.api_service import ApiService, run_refused
 from support.plan_requests import small_request, wide_request
 from support.problems import assert_problem
 from support.raw_http import RawHttp
+from support.token_files import token_file
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 GROUP = 54321
@@ -143,10 +144,8 @@ def test_a_run_directory_with_too_long_a_name_is_refused(run_dir: Path) -> None:
 
 @pytest.fixture
 def token_service(no_leaks: None, run_dir: Path) -> Iterator[ApiService]:
-    token_file = run_dir / "token"
-    token_file.write_text(TOKEN)
-    token_file.chmod(0o600)
-    with ApiService(run_dir, "--port", "0", "--host", "0.0.0.0", "--token-file", str(token_file)) as service:
+    token = str(token_file(run_dir, TOKEN))
+    with ApiService(run_dir, "--port", "0", "--host", "0.0.0.0", "--token-file", token, "--insecure") as service:
         yield service
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,8 @@ import pytest
 
 from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
-from kvpage_server.access import secret_token
 from kvpage_server.configured import from_command_line
 from kvpage_server.settings import Settings
-
-TOKEN = b"0123456789abcdef0123456789abcdef"
 
 
 def test_defaults_serve_the_host_on_the_unix_socket_only() -> None:
@@ -64,9 +60,34 @@ def test_what_cannot_be_served_is_refused(changes: dict[str, Any]) -> None:
         Settings(run_directory=RunDirectory(Path("/r")), **changes)
 
 
-def test_a_token_opens_other_addresses(tmp_path: Path) -> None:
-    settings = Settings(run_directory=RunDirectory(tmp_path), port=80, host="0.0.0.0", token_file=tmp_path / "token")
-    assert settings.host == "0.0.0.0"
+FILES = {name: Path(f"/{name}") for name in ("token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")}
+
+
+def exposed(host: str, *names: str, **changes: Any) -> Settings:
+    """With those of the files."""
+    files = {name: FILES[name] for name in names}
+    return Settings(run_directory=RunDirectory(Path("/r")), port=80, host=host, **files, **changes)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", "169.254.0.1"])
+def test_other_machines_are_served_with_a_token_and_over_tls_only(host: str) -> None:
+    tls = ("tls_cert_file", "tls_key_file")
+    assert exposed(host, "token_file", *tls).host == host
+    assert exposed(host, "token_file", insecure=True).host == host
+    for names, insecure in [((), False), (tls, False), (("token_file",), False), ((), True), (tls, True)]:
+        with pytest.raises(SpecInvalid, match="other machines"):
+            exposed(host, *names, insecure=insecure)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_this_machine_is_served_without_either(host: str) -> None:
+    assert exposed(host).host == host
+
+
+@pytest.mark.parametrize("names", [("tls_cert_file",), ("tls_key_file",), ("tls_client_ca_file",)])
+def test_half_of_tls_is_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(SpecInvalid, match="--tls-"):
+        exposed("127.0.0.1", *names)
 
 
 def test_groups_are_found_by_number_and_name() -> None:
@@ -76,26 +97,3 @@ def test_groups_are_found_by_number_and_name() -> None:
     assert Settings(run_directory=directory, group="root").group_gid == 0
     with pytest.raises(SpecInvalid):
         _ = Settings(run_directory=directory, group="no-such-group-here").group_gid
-
-
-def write_token(path: Path, content: bytes, mode: int = 0o600) -> Path:
-    path.write_bytes(content)
-    path.chmod(mode)
-    return path
-
-
-def test_a_token_is_read_without_its_line_end(tmp_path: Path) -> None:
-    assert secret_token(write_token(tmp_path / "token", TOKEN + b"\r\n")) == TOKEN
-
-
-@pytest.mark.parametrize("content", [b"", b"short", TOKEN + b"\n" + TOKEN, b"\xff" * 32, b"a b" * 10])
-def test_a_token_that_cannot_be_sent_or_is_too_short_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(SpecInvalid):
-        secret_token(write_token(tmp_path / "token", content))
-
-
-def test_a_token_everybody_can_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecInvalid, match="everybody"):
-        secret_token(write_token(tmp_path / "token", TOKEN, 0o644))
-    with pytest.raises(SpecInvalid, match=os.strerror(2)):
-        secret_token(tmp_path / "missing")
