@@ -1,15 +1,18 @@
-"""`python -m kvpage_server serve|worker …`: two programs that share little, so each imports only its own half."""
+"""`python -m kvpage_server PROGRAM …`: programs that share little, so each imports only its own part.
+
+`start-worker` is what a person means by `kvpage worker`; it ends by becoming `worker`.
+"""
 
 from __future__ import annotations
 
 import sys
 
-_USAGE = "usage: python -m kvpage_server {serve,worker} …\n"
+_USAGE = "usage: python -m kvpage_server {serve,start-worker,worker,config} …\n"
 
 
 def main() -> int:
     program, arguments = sys.argv[1:2], sys.argv[2:]
-    if program == ["worker"] and arguments[:1] in (["drain"], ["replace"]):
+    if program in (["start-worker"], ["worker"]) and arguments[:1] in (["drain"], ["replace"]):
         from kvpage_server import worker_commands
 
         return worker_commands.main(arguments)
@@ -17,6 +20,14 @@ def main() -> int:
         from kvpage_server import worker
 
         return worker.main(arguments)
+    if program == ["start-worker"]:
+        from kvpage_server import start_worker
+
+        return start_worker.main(arguments)
+    if program == ["config"]:
+        from kvpage_server import config_command
+
+        return config_command.main(arguments)
     if program == ["serve"]:
         from kvpage_server import serve
 

@@ -1,4 +1,4 @@
-"""From command line, variables and file to what the programs run with."""
+"""From command line, variables and file to what `kvpage serve` runs with."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import fcntl
 import os
 from collections.abc import Mapping, Sequence
 
-from kvpage.errors import KvpageError, NotSupported, SpecInvalid, TooLarge
+from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
 from kvpage_server.setting_flags import FlagParser, parser_of
 from kvpage_server.setting_sources import Resolved, resolve
 from kvpage_server.settings import Settings
-
-WRONG_SETTINGS = 2
-CANNOT_START = 1
 
 
 def from_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -64,18 +61,6 @@ def serve_parser() -> FlagParser:
         "--ready-fd", type=int, metavar="FD", help="write a line to this descriptor when every worker answers"
     )
     return parser
-
-
-def exit_status(error: Exception) -> int:
-    """2 for what no second try can help, so that init systems need not try (`RestartPreventExitStatus=2`); else 1."""
-    is_wrong = isinstance(error, (SpecInvalid, TooLarge)) and not isinstance(error, NotSupported)
-    return WRONG_SETTINGS if is_wrong else CANNOT_START
-
-
-def report(program: str, error: Exception) -> str:
-    """Every fault on a line of its own."""
-    text = error.message if isinstance(error, KvpageError) else str(error)
-    return "".join(f"kvpage {program}: {line}\n" for line in text.splitlines() or [""])
 
 
 def _check_writable(fd: int) -> None:

@@ -16,12 +16,13 @@ from fastapi import FastAPI
 from kvpage.errors import Conflict, KvpageError
 from kvpage.memory.cuda import probe
 from kvpage_server.app import create_app
-from kvpage_server.configured import exit_status, from_command_line, report
+from kvpage_server.configured import from_command_line
 from kvpage_server.intake import Intake
 from kvpage_server.listeners import Listeners
 from kvpage_server.peer_protocol import PeerAwareProtocol
 from kvpage_server.services import Services
 from kvpage_server.settings import Settings
+from kvpage_server.start_errors import exit_status, report
 from kvpage_server.worker_limits import raise_fd_limit
 
 GRACE_S = 10

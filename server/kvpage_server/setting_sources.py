@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,6 +54,12 @@ class Resolved:
     """The file that was read."""
     ignored_variables: tuple[str, ...]
     """`KVPAGE_*` variables that are no setting and look like none."""
+
+    def with_device(self, device: str) -> Resolved:
+        """The same with `device` where none is named."""
+        if self.fields.device is not None:
+            return self
+        return replace(self, fields=self.fields.model_copy(update={"device": device}))
 
 
 class _Environment(EnvSettingsSource):

@@ -15,11 +15,15 @@ _USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")
 
 def shown(name: str, value: object) -> str:
     """`value` for a message. Not that of a file of tokens which is no file: it may be the token itself."""
-    if name in Fields.model_fields and setting_of(name).may_hold_a_token and not _is_a_path(value):
+    if not is_shown(name, value):
         return "(not shown: it names no file, and may be the token itself)"
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         return shorten(",".join(str(part) for part in value))
     return shorten(repr(without_password(value)) if isinstance(value, str) else str(value))
+
+
+def is_shown(name: str, value: object) -> bool:
+    return name not in Fields.model_fields or not setting_of(name).may_hold_a_token or _is_a_path(value)
 
 
 def without_password(text: str) -> str:

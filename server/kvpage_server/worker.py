@@ -1,4 +1,6 @@
-"""`kvpage worker`: the process that holds the memory of one device. Imports neither torch nor a web framework."""
+"""`python -m kvpage_server worker`: the process that holds the memory of one device. Imports neither torch nor a web
+framework, and takes everything from its command line, which `start_worker` writes from all sources of settings.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from pathlib import Path
 from kvpage.errors import KvpageError
 from kvpage.memory.host import HostMemory
 from kvpage.run_directory import RunDirectory, device_file_name
+from kvpage_server.start_errors import exit_status
 from kvpage_server.unix_group import gid_of
 from kvpage_server.worker_budget import HALF, Budget, parse_memory
 from kvpage_server.worker_device import DeviceMemory, cuda_memory, host_memory
@@ -49,7 +52,7 @@ class WorkerOptions:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a worker until SIGTERM or SIGINT. Returns the exit status: 0, or 1 when it could not start."""
+    """Run a worker until SIGTERM or SIGINT. Returns the exit status: 0, or 1 or 2 when it could not start."""
     arguments = _parser().parse_args(argv)
     report = StartReport(arguments.ready_fd)
     try:
@@ -58,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KvpageError, OSError) as error:
         write_line(f"kvpage worker: {error}")
         report.tell(str(error))
-        return 1
+        return exit_status(error)
     return 0
 
 
@@ -162,26 +165,11 @@ def _options(arguments: argparse.Namespace, report: StartReport) -> WorkerOption
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvpage worker",
-        description="Hold the memory of one device and hand it to its clients.",
-        epilog="kvpage worker drain ends a worker when nobody holds its pools; kvpage worker replace starts a new one"
-        " that takes over from it. Each has --help.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--device", required=True, metavar="NAME", help="host, cuda:N, or a GPU or MIG UUID")
-    parser.add_argument("--run-dir", metavar="DIR", help="folder of the socket (KVPAGE_RUN_DIR)")
-    parser.add_argument(
-        "--memory", metavar="BYTES|SHARE", help="budget such as 8GiB, or a share of what is available; default 0.5"
-    )
-    parser.add_argument("--group", help="Unix group, by name or number, whose members may connect")
-    parser.add_argument(
-        "--adopt-within", type=float, default=ADOPTION_S, metavar="SECONDS",
-        help="how long clients wait for the pools of a worker that died to be handed over; default 10",
-    )  # fmt: skip
-    parser.add_argument("--replace", action="store_true", help="take over from the worker that runs")
-    parser.add_argument(
-        "--ready-fd", type=int, metavar="FD",
-        help="write a line to this descriptor: ready when clients can connect, or why not",
-    )  # fmt: skip
+    parser = argparse.ArgumentParser(prog="kvpage worker", allow_abbrev=False)
+    parser.add_argument("--device", required=True)
+    for flag in ("--run-dir", "--memory", "--group"):
+        parser.add_argument(flag)
+    parser.add_argument("--adopt-within", type=float, default=ADOPTION_S)
+    parser.add_argument("--replace", action="store_true")
+    parser.add_argument("--ready-fd", type=int)
     return parser

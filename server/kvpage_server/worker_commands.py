@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -13,37 +12,47 @@ from kvpage.errors import KvpageError, WorkerLost
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages, succession
 from kvpage.wire.client import WorkerClient
+from kvpage_server.configured import run_directory_of
 from kvpage_server.device_process import SERVER_MARK, last_line_of
+from kvpage_server.setting_flags import FlagParser, parser_of
+from kvpage_server.setting_sources import Resolved, resolve
+from kvpage_server.start_errors import exit_status, report
+from kvpage_server.start_worker import device_of, worker_command
 from kvpage_server.worker_log import open_log
+
+DEFAULT_DEVICE = "host"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status: 0, or 1 when the worker is as it was before."""
-    options, passed_on = _parser().parse_known_args(arguments)
-    runs = RunDirectory.default(options.run_dir)
+    """The exit status: 0, or another when the worker is as it was before."""
+    command, *typed = arguments
+    flags = (_drain_parser() if command == "drain" else _replace_parser()).parse(typed)
+    wait_s, lose_pools = flags.pop("wait", 0.0), flags.pop("lose_pools", False)
     try:
-        if options.command == "drain":
-            _refuse(passed_on)
-            _drain(runs, options.device, wait_s=options.wait, lose_pools=options.lose_pools)
+        resolved = resolve(flags, os.environ).with_device(DEFAULT_DEVICE)
+        if command == "drain":
+            _drain(resolved, wait_s=wait_s, lose_pools=lose_pools)
         else:
-            _replace(runs, options.device, passed_on)
+            _replace(resolved)
     except (KvpageError, OSError) as error:
-        sys.stderr.write(f"kvpage worker {options.command}: {error}\n")
-        return 1
+        sys.stderr.write(report(f"worker {command}", error))
+        return exit_status(error)
     return 0
 
 
-def _drain(runs: RunDirectory, device: str, *, wait_s: float, lose_pools: bool) -> None:
+def _drain(resolved: Resolved, *, wait_s: float, lose_pools: bool) -> None:
+    runs, device = _place_of(resolved)
     with _client(runs, device) as client:
         body = succession.DrainWorker(timeout_s=wait_s, lose_pools=lose_pools)
         drained = client.ask(body, succession.WorkerDrained)
     sys.stderr.write(f"drained {device}: its worker ends; it had {drained.num_pools} pools\n")
 
 
-def _replace(runs: RunDirectory, device: str, passed_on: Sequence[str]) -> None:
+def _replace(resolved: Resolved) -> None:
+    runs, device = _place_of(resolved)
     with _client(runs, device) as client:
         old = client.ask(messages.DescribeDevice(), messages.DeviceState)
-    _start_successor(runs, device, _environment_of(old.worker_pid), passed_on)
+    _start_successor(resolved, _environment_of(old.worker_pid))
     with _client(runs, device) as client:
         new = client.ask(messages.DescribeDevice(), messages.DeviceState)
     sys.stderr.write(
@@ -52,15 +61,18 @@ def _replace(runs: RunDirectory, device: str, passed_on: Sequence[str]) -> None:
     )
 
 
-def _start_successor(runs: RunDirectory, device: str, environment: dict[str, str], passed_on: Sequence[str]) -> None:
+def _place_of(resolved: Resolved) -> tuple[RunDirectory, str]:
+    return run_directory_of(resolved), device_of(resolved)
+
+
+def _start_successor(resolved: Resolved, environment: dict[str, str]) -> None:
     """Start it apart from this terminal, and wait until it serves. Raises `WorkerLost` when it ends instead."""
-    command = [sys.executable, "-m", "kvpage_server", "worker", "--replace"]
-    command += ["--device", device, "--run-dir", str(runs.path), *passed_on]
+    runs, device = _place_of(resolved)
     ready_fd, worker_fd = os.pipe()
     log_fd = open_log(runs.worker_log(device))
     try:
         child = subprocess.Popen(
-            [*command, "--ready-fd", str(worker_fd)],
+            worker_command(resolved, replace=True, ready_fd=worker_fd),
             stdin=subprocess.DEVNULL,
             stdout=log_fd,
             stderr=log_fd,
@@ -93,24 +105,17 @@ def _client(runs: RunDirectory, device: str) -> WorkerClient:
     return WorkerClient(runs.worker_socket(device), role="api", client_name="kvpage worker")
 
 
-def _refuse(unknown: Sequence[str]) -> None:
-    if unknown:
-        _parser().error(f"unrecognized arguments: {' '.join(unknown)}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="kvpage worker", allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True)
-    drain = commands.add_parser("drain", help="end it when nobody holds its pools any more", allow_abbrev=False)
-    drain.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="how long holders may take")
-    drain.add_argument("--lose-pools", action="store_true", help="end it even if nobody else keeps its pools")
-    replace = commands.add_parser(
-        "replace",
-        help="start a new one that takes over pools, clients and socket",
-        epilog="Other options (--memory, --group) are those of `kvpage worker`, for the new one.",
-        allow_abbrev=False,
+def _drain_parser() -> FlagParser:
+    parser = parser_of(
+        "worker", "End a worker when nobody holds its pools any more.", command="drain", only=("run_dir", "device")
     )
-    for command in (drain, replace):
-        command.add_argument("--device", default="host", metavar="NAME")
-        command.add_argument("--run-dir", metavar="DIR", help="folder of the socket (KVPAGE_RUN_DIR)")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="how long holders may take; default 0")
+    parser.add_argument("--lose-pools", action="store_true", help="end it even if nobody else keeps its pools")
     return parser
+
+
+def _replace_parser() -> FlagParser:
+    return parser_of(
+        "worker", "Start a new worker that takes over pools, clients and socket.", command="replace",
+        epilog="Without --memory from anywhere the new one has the budget of the one before.",
+    )  # fmt: skip

@@ -270,7 +270,7 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(
     run_dir: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
     outcome = run_refused_worker(run_dir, *arguments)
-    assert outcome.returncode == 1
+    assert outcome.returncode == (1 if "cuda:0" in arguments else 2)  # 2 for what no second try can help
     assert expected in outcome.stderr
     assert outcome.stderr.count("\n") == 1
     assert not list(run_dir.iterdir())
