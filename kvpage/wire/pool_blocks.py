@@ -84,6 +84,10 @@ class GroupBlocks(Value, frozen=True, kw_only=True):
     quarantined: Count
     """Held by leases whose owners have gone."""
     block_bytes: SizeBytes
+    padding_bytes: Id = 0
+    """Of a block, what no layer's data fills."""
+    num_allocated: Id = 0
+    """Blocks that were handed out since the worker opened the pool."""
 
 
 class TenantState(Value, frozen=True, kw_only=True):
@@ -147,6 +151,8 @@ class BlocksState(Body, frozen=True, kw_only=True):
     num_leases: Count
     leases_by_state: dict[LeaseStateName, Count]
     """How many there are of each; those of which there are none may be left out."""
+    num_opened: Id = 0
+    """Leases that were opened since the worker opened the pool, adopted ones not counted again."""
     leases: list[LeaseState]
     """The first `MAX_LEASES_NAMED`."""
     prefix: PrefixState | None

@@ -24,6 +24,7 @@ def describe_blocks(pool_id: str, blocks: PoolBlocks, now_s: float) -> leasing.B
         groups=_groups(blocks, leases),
         tenants=_tenants(blocks, leases),
         num_leases=len(leases),
+        num_opened=blocks.num_opened,
         leases_by_state=dict(Counter(map(_state, leases))),
         leases=[lease_state(blocks, lease, now_s) for lease in leases[: leasing.MAX_LEASES_NAMED]],
         prefix=_prefix(blocks),
@@ -64,6 +65,8 @@ def _groups(blocks: PoolBlocks, leases: list[Lease]) -> list[leasing.GroupBlocks
                 leased=held[True],
                 quarantined=held[False],
                 block_bytes=block_bytes,
+                padding_bytes=blocks.padding_bytes[group],
+                num_allocated=blocks.num_allocated[group],
             )
         )
     return described

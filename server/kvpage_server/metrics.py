@@ -18,6 +18,7 @@ from kvpage_server.device_pools import DevicePools
 from kvpage_server.metrics_reading import DeviceReader, DeviceReading
 from kvpage_server.metrics_state import StateMetrics
 from kvpage_server.planning import Planner
+from kvpage_server.problems import error_code_of
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _PLANS = "/v1/plans"
@@ -33,6 +34,9 @@ class ServiceMetrics:
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "kvpage_http_requests", "Requests that were answered", ["method", "route", "status"], registry=self.registry
+        )
+        self._errors = Counter(
+            "kvpage_http_errors", "Answers that are errors, by their code", ["code", "route"], registry=self.registry
         )
         self._durations = Histogram(
             "kvpage_http_request_duration_seconds",
@@ -64,6 +68,9 @@ class ServiceMetrics:
         route = _route_of(scope, status)
         self._requests.labels(method, route, str(status)).inc()
         self._durations.labels(route).observe(duration_s)
+        code = error_code_of(scope)
+        if code is not None:
+            self._errors.labels(code, route).inc()
 
 
 class CountRequests:

@@ -47,6 +47,7 @@ TABLE = {
     **_table("gauge", "device pool group state", {
         "kvpage_blocks": "Blocks of the slabs that the group owns",
         "kvpage_block_bytes": "The same in bytes",
+        "kvpage_block_padding_bytes": "Of kvpage_block_bytes, what no layer's data fills",
         "kvpage_leased_blocks": "Blocks that leases hold, once for each lease, reserved ones too",
         "kvpage_leased_bytes": "The same in bytes",
     }),
@@ -56,7 +57,11 @@ TABLE = {
         "kvpage_available_bytes": "The same in bytes",
         "kvpage_fragmentation_ratio": "Share of free blocks in the slabs that the group owns",
     }),
+    **_table("counter", "device pool group", {
+        "kvpage_allocated_blocks_total": "Blocks that leases were given, reserved ones too",
+    }),
     **_table("counter", "device pool", {
+        "kvpage_leases_opened_total": "Leases that were opened",
         "kvpage_prefix_hits_total": "Prompts of which a beginning was found",
         "kvpage_prefix_misses_total": "Prompts of which none was found",
         "kvpage_prefix_asked_tokens_total": "Tokens that were looked for",
@@ -137,6 +142,7 @@ def _add_blocks(samples: Samples, blocks: BlocksState, labels: tuple[str, str]) 
         samples.add("kvpage_slab_bytes", count * blocks.slab_bytes, *labels, state)
     for name in get_args(LeaseStateName):
         samples.add("kvpage_leases", blocks.leases_by_state.get(name, 0), *labels, name)
+    samples.add("kvpage_leases_opened_total", blocks.num_opened, *labels)
     samples.add_latency("kvpage_step_duration_seconds", blocks.steps, *labels)
     if blocks.prefix is not None:
         _add_prefix(samples, blocks.prefix, labels)
@@ -146,9 +152,11 @@ def _add_group(samples: Samples, group: GroupBlocks, labels: tuple[str, ...]) ->
     for state, count in (("used", group.used), ("cached", group.cached), ("free", group.free)):
         samples.add("kvpage_blocks", count, *labels, state)
         samples.add("kvpage_block_bytes", count * group.block_bytes, *labels, state)
+        samples.add("kvpage_block_padding_bytes", count * group.padding_bytes, *labels, state)
     for state, count in (("active", group.leased), ("quarantined", group.quarantined)):
         samples.add("kvpage_leased_blocks", count, *labels, state)
         samples.add("kvpage_leased_bytes", count * group.block_bytes, *labels, state)
+    samples.add("kvpage_allocated_blocks_total", group.num_allocated, *labels)
     samples.add("kvpage_group_slabs", group.slabs, *labels)
     samples.add("kvpage_available_blocks", group.available, *labels)
     samples.add("kvpage_available_bytes", group.available * group.block_bytes, *labels)

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from kvpage.errors import (
     FieldError,
@@ -57,13 +58,24 @@ def problem_of(error: KvpageError, request_id: str) -> Problem:
     )
 
 
+class _ProblemResponse(Response):
+    """Leaves its code with the request, for those who count answers."""
+
+    code = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["error_code"] = self.code
+        await super().__call__(scope, receive, send)
+
+
 def problem_response(error: KvpageError, request_id: str, headers: Mapping[str, str] | None = None) -> Response:
-    response = Response(
+    response = _ProblemResponse(
         msgspec.json.encode(problem_of(error, request_id)),
         status_code=error.http_status,
         media_type=PROBLEM_JSON,
         headers={"Cache-Control": "no-store", **(headers or {})},
     )
+    response.code = error.code
     if error.retryable:
         response.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
     if isinstance(error, Unauthorized):
@@ -78,6 +90,12 @@ def internal_error() -> InternalError:
 
 def request_id_of(scope: Mapping[str, Any]) -> str:
     return str(scope.get("state", {}).get("request_id", "-"))
+
+
+def error_code_of(scope: Mapping[str, Any]) -> str | None:
+    """Of a request that was answered with a problem."""
+    code = scope.get("state", {}).get("error_code")
+    return None if code is None else str(code)
 
 
 def install_handlers(app: FastAPI) -> None:

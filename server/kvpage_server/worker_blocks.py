@@ -40,12 +40,19 @@ class PoolBlocks:
         self.pool = LeasedPool(plan, state, events=self.events)
         self.room = WaitingRoom(self.pool, clock)
         self.clearing = Clearing.of(plan)
+        self.padding_bytes = [_padding_bytes(plan, group) for group in range(len(plan.groups))]
         self.step_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.steps_s = 0.0
+        self.num_allocated = [0] * len(plan.groups)
+        self.num_opened = 0
 
     def close(self) -> None:
         """Let go of the block state, which is unmapped when nobody refers to it any more."""
         self.pool.close()
+
+    def _allocated(self, counts: leasing.Counts) -> None:
+        for group, count in counts.items():
+            self.num_allocated[group] += count
 
     def took(self, seconds: float) -> None:
         """A step has taken so long."""
@@ -66,6 +73,7 @@ class PoolBlocks:
             if block is None:
                 return None
             granted = leasing.Granted(ids={group: _ID.pack(block)})
+            self.num_allocated[group] += 1
         else:
             [(group, ids)] = free.items()
             if len(ids) != _ID.size or not self.pool.free_quickly(lease, group, _ID.unpack(ids)[0], body.key):
@@ -79,7 +87,13 @@ class PoolBlocks:
         pool = self.pool
         _check_number(body.allocate)
         step = step_of(body)
-        return lambda: granted(pool.do(lease, step))
+
+        def work() -> leasing.Granted:
+            grant = pool.do(lease, step)
+            self._allocated(body.allocate)
+            return granted(grant)
+
+        return work
 
     def again(self, lease: Lease, key: int) -> leasing.Granted | None:
         """What the step with this key was answered with, if it was the last one of the lease."""
@@ -89,7 +103,9 @@ class PoolBlocks:
     def reserve(self, lease: Lease, counts: leasing.Counts) -> Lease:
         """Raises as `reservations.reserve`, and `TooLarge`."""
         _check_number(counts)
-        return reserve(self.pool, lease, counts)
+        reservation = reserve(self.pool, lease, counts)
+        self._allocated(counts)
+        return reservation
 
     def commit(self, reservation: Lease, counts: leasing.Counts | None, key: int) -> leasing.Granted:
         """Raises as `reservations.commit_reservation`."""
@@ -140,6 +156,13 @@ class PoolBlocks:
 def block_state_bytes(plan: Plan) -> int:
     """Size of the block state of a pool. Raises `SpecInvalid` for a plan without blocks."""
     return pool_buffer_bytes(Geometry.of(plan))
+
+
+def _padding_bytes(plan: Plan, group: int) -> int:
+    """Of a block, what no layer's data fills: padding of pages, and room that wider groups need."""
+    layers = (plan.layers[name] for name in plan.groups[group].layers)
+    data_bytes = sum(layer.real_page_size_bytes for layer in layers if layer.decision != "share")
+    return max(0, plan.slab_bytes // plan.groups[group].blocks_per_slab - data_bytes)
 
 
 def step_of(body: leasing.TakeStep) -> Step:

@@ -160,6 +160,7 @@ class Leasing:
             ttl_s=body.ttl_s,
             keep_s=body.keep_s,
         )
+        blocks.num_opened += 1
         served = ServedLease(pool=pool, blocks=blocks, lease=opened.lease)
         self._begin(served, connection)
         connection.reply(request_id, served.opened(opened.token))
