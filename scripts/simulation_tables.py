@@ -28,7 +28,6 @@ from kvpage.simulation.report import (
     replay_layouts,
 )
 from kvpage.simulation.streams import BUILT_IN, Stream, stream_of_lengths
-from simulated.expected import EXPECTED
 from simulated.models import MODELS, request
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "planning.md"
@@ -84,10 +83,10 @@ def stream_rows(model: str, stream: Stream, extent: Extent) -> dict[str, Row]:
 
 
 def batches_table(stream: Stream) -> Iterator[str]:
-    """Requests running, and beside them the batches measured before."""
+    """Requests running, by model and strategy."""
     yield f"**{stream.name}**, {MEMORY[stream.name] // GIB} GiB: {stream.about}; {stream.steps:,} steps.\n\n"
-    yield "| model | unify | slab | pools | nested | measured before: vLLM 0.33 / pools / nested |\n"
-    yield "|---|---|---|---|---|---|\n"
+    yield "| model | unify | slab | pools | nested |\n"
+    yield "|---|---|---|---|---|\n"
     for model in MODELS:
         yield batches_row(model, stream)
 
@@ -95,9 +94,8 @@ def batches_table(stream: Stream) -> Iterator[str]:
 def batches_row(model: str, stream: Stream) -> str:
     """A line of that table."""
     rows = stream_rows(model, stream, Extent(steps=stream.steps, runs=RUNS, seed=SEED))
-    before = EXPECTED[model][list(MEMORY).index(stream.name)]
     cells = " | ".join(cell(rows.get(name)) for name in ("unify", "slab", "pools", "nested"))
-    return f"| {model} | {cells} | {before.vllm} / {before.pools} / {before.nested} |\n"
+    return f"| {model} | {cells} |\n"
 
 
 def cell(row: Row | None) -> str:

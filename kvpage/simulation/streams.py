@@ -72,8 +72,7 @@ class _Mix:
             yield RequestLengths(self.prompt.draw(random), self.output.draw(random))
 
 
-# Ranges and medians are those of the measurements that docs/planning.md compares with. Sigmas and steps were not given:
-# these are the ones with which their batches come out, found on a few models and checked on the others.
+# Ranges, medians and sigmas are assumptions; docs/planning.md says so.
 SHORT = Stream(
     name="short",
     about="prompt 16-400 and output 16-300 tokens, uniform",
