@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Hashable
 from typing import Any, Literal, NoReturn
 
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from kvpage.errors import Draining, HttpInvalid, KvpageError, RateLimited, RequestTimeout, TooLarge, TooManyClients
 from kvpage_server.intake import Intake, Share
+from kvpage_server.plan_queue import Asker
 from kvpage_server.problems import problem_response
 from kvpage_server.request_id import request_id_of_headers
 
@@ -44,16 +46,20 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._waits_since = self._intake.next_turn()
+        self.peer: Hashable = None
+        self.unread_bytes = 0
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        self.app_state = {**self.app_state, "has_left": transport.is_closing}
-        super().connection_made(transport)
         is_unix = transport.get_extra_info("socket").family == socket.AF_UNIX
+        self.peer = self.app_state["caller"].peer.pid if is_unix else transport.get_extra_info("peername")[0]
+        self.app_state = {**self.app_state, "asker": Asker(key=self.peer, has_left=transport.is_closing)}
+        super().connection_made(transport)
         share = self._intake.unix if is_unix else self._intake.tcp
         try:
-            share.enter()
+            share.enter(self)
         except TooManyClients as error:
             self._is_refused = True
             transport.write(self._answer(error))
@@ -69,7 +75,29 @@ class GuardedProtocol(HttpToolsProtocol):
             self._give_back(cycle.scope)
         super().connection_lost(exc)
         if self._share is not None:
-            self._share.leave()
+            self._share.leave(self)
+
+    # --- in its share (see `intake.Member`) --------------------------------------------------------------------------
+
+    def waits_since(self) -> int | None:
+        return self._waits_since if self._can_answer() and self._listens() else None
+
+    def give_way(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.drop()
+        elif self._stage == "body" or self._framing_bytes:
+            self._is_refused = True
+            self._stop_timer()
+            self.transport.write(self._answer(_displaced()))
+            self._end_body()
+            self.transport.close()
+        else:
+            self.transport.close()
+
+    def drop(self) -> None:
+        self.transport.abort()
+
+    # --- the application ---------------------------------------------------------------------------------------------
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -87,6 +115,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._stage == "idle":
             self._stage = "head"
+            self._waits_since = self._intake.next_turn()
         rest = memoryview(data)
         while len(rest) > 0 and self._listens():
             room_bytes = self._limits.max_head_bytes - self._framing_bytes
@@ -179,13 +208,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._unset_keepalive_if_required()
         self.transport.write(self._answer(error))
-        if self._stage == "body":  # the application waits for the rest
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
+        self._end_body()
         self.flow.resume_reading()
         with contextlib.suppress(OSError):  # the client may have gone
             self.transport.write_eof()
         self._deadline = self.loop.call_later(self._limits.linger_s, self.transport.abort)
+
+    def _end_body(self) -> None:
+        if self._stage == "body":  # the application waits for the rest
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
     def shutdown(self) -> None:
         if self._stage == "body" and self._can_answer():
@@ -261,6 +293,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
+        self._waits_since = self._intake.next_turn()
         super().on_response_complete()
         if self.transport.is_closing():
             self._wait_for_reader()
@@ -270,15 +303,17 @@ class GuardedProtocol(HttpToolsProtocol):
         self._wait_for_reader()
 
     def _wait_for_reader(self) -> None:
-        """Drop the connection when the client reads nothing of what is left for it."""
+        """Drop the connection when the client reads next to nothing of what is left for it."""
         self._stop_waiting_for_reader()
         unread_bytes = self.transport.get_write_buffer_size()
-        if unread_bytes:
+        if unread_bytes and self._share is not None:
             self._unread = self.loop.call_later(self._limits.unread_s, self._check_reader, unread_bytes)
+            self._share.unread(self, unread_bytes)
 
     def _check_reader(self, unread_bytes: int) -> None:
-        if self.transport.get_write_buffer_size() >= unread_bytes:
-            self.transport.abort()
+        left_bytes = self.transport.get_write_buffer_size()
+        if left_bytes > max(0, unread_bytes - self._limits.min_read_bytes):
+            self.drop()
         else:
             self._wait_for_reader()
 
@@ -286,3 +321,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+        if self._share is not None:
+            self._share.unread(self, 0)
+
+
+def _displaced() -> TooManyClients:
+    return TooManyClients("others needed this connection while its request was not complete; send it again, and whole")

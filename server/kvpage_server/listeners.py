@@ -14,6 +14,16 @@ from kvpage_server.settings import Settings
 
 _BACKLOG = 2048
 _PROBE_S = 2.0
+# A peer that vanished, with its machine or its network, is noticed within two minutes, whether or not something is on
+# its way to it. Connections have what their listener has.
+_VANISHED_AFTER_S, _PROBES = 120, 4
+_TCP_OPTIONS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, (_VANISHED_AFTER_S - 60) // _PROBES),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_AFTER_S * 1000),
+)
 _SO_PASSRIGHTS = 83  # asm-generic/socket.h, Linux 6.16; no constant in Python
 
 
@@ -101,10 +111,13 @@ def _unix_socket(path: Path, group_gid: int | None) -> socket.socket:
 
 def _tcp_socket(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
+        sock = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
     except OSError as error:
         kind = PermissionDenied if error.errno in (errno.EACCES, errno.EPERM) else Conflict
         raise kind(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    for level, option, value in _TCP_OPTIONS:
+        sock.setsockopt(level, option, value)
+    return sock
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -71,7 +71,7 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], list[FieldError]]] = {
         "/model/config: model_type 'xyz' is not known", {},
         [FieldError("/model/config", "model_type 'xyz' is not known")],
     ),
-    "rate-limited": ("64 plans are being computed; try again shortly", {}, []),
+    "rate-limited": ("1022 requests wait to be planned; try again shortly", {}, []),
     "internal": ("kvpage made a mistake; the server's log has the cause under this request_id", {}, []),
     "protocol-error": ("the worker answered request 7, request 8 was asked", {}, []),
     "worker-lost": ("the worker has ended the connection", {}, []),

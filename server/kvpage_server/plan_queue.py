@@ -34,10 +34,10 @@ NOBODY = Asker()
 
 
 def asker_of(scope: Mapping[str, Any]) -> Asker:
-    state = scope.get("state", {})
-    caller = state.get("caller")
-    key = (scope.get("client") or (None,))[0] if caller is None else caller.peer.pid
-    return Asker(key=key, has_left=state.get("has_left", NOBODY.has_left))
+    """The connection's, which its protocol has put there."""
+    asker = scope.get("state", {}).get("asker", NOBODY)
+    assert isinstance(asker, Asker)
+    return asker
 
 
 @dataclass(slots=True, eq=False)

@@ -23,6 +23,7 @@ from support.raw_http import RawHttp
 LIMITS = IntakeLimits()
 BODY = json.dumps(small_request()).encode()
 GET = b"GET /livez HTTP/1.1\r\nHost: <host>\r\n\r\n"
+EVENTS = GET.replace(b"/livez", b"/v1/events")
 POST = b"POST /v1/plans HTTP/1.1\r\nHost: <host>\r\nContent-Type: application/json\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 CHUNKED_BODY = CHUNKED + b"%x\r\n%b\r\n" % (len(BODY), BODY)
@@ -245,23 +246,41 @@ def test_a_server_that_ends_waits_for_no_body(service: ApiService) -> None:
 # --- how many ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_connection_that_nothing_is_done_for_gives_way_to_a_new_one(narrow: ApiService) -> None:
+    """The one that has waited longest: who keeps all connections open keeps nobody out."""
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(RawHttp(narrow)) for _ in range(4)]
+        for client in held:
+            client.send(GET)
+            assert client.answer().status_code == 200
+        held[0].send(GET)
+        assert held[0].answer().status_code == 200  # so that the second has waited longest
+        held[2].send(POST + b"Content-Length: 100\r\n\r\n{")
+        for client, code in ((held[1], ""), (held[3], ""), (held[0], ""), (held[2], "too-many-clients")):
+            newcomer = stack.enter_context(RawHttp(narrow))
+            newcomer.send(GET)
+            assert newcomer.answer().status_code == 200
+            if code:
+                assert_problem(client.answer(), code)
+            assert client.is_closed()
+
+
 def test_each_kind_of_connection_has_a_share_and_keeps_the_other_open(narrow: ApiService) -> None:
-    held = [RawHttp(narrow) for _ in range(4)]
-    for client in held:
-        client.send(GET)
-        assert client.answer().status_code == 200
-    with RawHttp(narrow) as refused:
-        body = assert_problem(refused.answer(), "too-many-clients")
-        assert body["details"] == {"limit": 4}
-        assert refused.is_closed()
-    with RawHttp(narrow, "unix") as client:
-        client.send(GET)
-        assert client.answer().status_code == 200
-    for client in held:
-        client.close()
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            reader = stack.enter_context(RawHttp(narrow, "unix"))
+            reader.send(EVENTS)
+            assert reader.socket.recv(12) == b"HTTP/1.1 200"
+        with RawHttp(narrow, "unix") as refused:
+            body = assert_problem(refused.answer(), "too-many-clients")
+            assert body["details"] == {"limit": 4}
+            assert refused.is_closed()
+        with RawHttp(narrow) as client:
+            client.send(GET)
+            assert client.answer().status_code == 200
 
     def served() -> bool:
-        with RawHttp(narrow) as client:
+        with RawHttp(narrow, "unix") as client:
             client.send(GET)
             return client.answer().status_code == 200
 

@@ -145,9 +145,7 @@ async def test_what_fails_fails_for_who_asked_and_for_nobody_else(busy: Busy) ->
     assert await busy.ask("lucky") is None
 
 
-async def test_askers_are_told_apart_by_process_or_address() -> None:
-    def over_tcp(host: str, port: int) -> Asker:
-        return asker_of({"client": (host, port), "state": {}})
-
-    assert over_tcp("10.0.0.1", 1).key == over_tcp("10.0.0.1", 2).key != over_tcp("10.0.0.2", 1).key
-    assert asker_of({"client": None}).key is None
+async def test_who_asks_is_found_where_the_protocol_has_put_it() -> None:
+    asker = Asker(key="10.0.0.1")
+    assert asker_of({"state": {"asker": asker}}) is asker
+    assert asker_of({}).key is None
