@@ -53,6 +53,11 @@ def test_every_operation_has_a_section_with_an_example() -> None:
         assert "```sh\napi " in text or "```sh\nprintf" in text, operation
 
 
+def test_the_list_of_operations_has_each_once() -> None:
+    listed = re.findall(r"^\| \[`(\w+ \S+)`\]", PAGE.read_text(), re.MULTILINE)
+    assert listed == list(sections(PAGE.read_text()))
+
+
 def sections(page: str) -> dict[str, str]:
     """Text by operation."""
     parts = re.split(r"^### `(\w+ \S+)`$", page, flags=re.MULTILINE)
