@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,8 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from kvpage.cli.demo_ending import Ending
 from kvpage.cli.demo_models import hybrid, target_and_draft
+from kvpage.cli.demo_page import HOW_TO_GET_IT, show_page
+from kvpage.cli.demo_service import STEP_TIMEOUT_S, run_directory, service
+from kvpage.cli.ending import Ending
 from kvpage.cli.output import print_plan
 from kvpage.cli.sizes import format_bytes
 from kvpage.client.http import Client
@@ -29,30 +27,40 @@ from kvpage.memory.cuda import probe
 from kvpage.planner.planner import plan as compute
 from kvpage.plans import LayerPlan, Plan
 
-STEP_TIMEOUT_S = 120.0
 _console = Console(highlight=False, soft_wrap=True)
 _ENDING = Ending()
 
 
-def run_demo(memory_bytes: int, keep: Path | None, device: str | None = None) -> None:
+def run_demo(
+    memory_bytes: int, keep: Path | None, device: str | None = None, *, as_json: bool = False, with_page: bool = False
+) -> None:
     """Plan two models, create their pools on a service of our own, write in one process, check in another.
 
-    `device`: None for a GPU where one can be used, else the host.
+    `device`: None for a GPU where one can be used, else the host. `as_json`: print only what was measured, at the end.
+    `with_page`: then serve the web page, until Ctrl-C.
     """
     _ENDING.begin()
+    _console.quiet = as_json
     for package, extra in (("uvicorn", "server"), ("torch", "torch")):
         if find_spec(package) is None:
             raise NotSupported(f"the demo needs {package}: pip install 'kvpage[{extra}]'")
     where, reason = (device, "as asked") if device else _best_device()
-    with _run_directory(keep) as run_dir, _service(run_dir, where), Client(run_dir=run_dir) as client:
+    measured = []
+    with run_directory(keep) as run_dir, service(run_dir, where, _ENDING), Client(run_dir=run_dir) as client:
         _console.print(f"memory of device {where} ({escape(reason)})")
         for name, title, request in (
             ("mimo", "MiMo: target heads of 192, draft heads of 128 (pages 3:2)", target_and_draft(memory_bytes)),
             ("qwen3-next", "Qwen3-Next 80B: attention and recurrent states", hybrid(memory_bytes)),
         ):
             _console.rule(title)
-            _run_model(client, run_dir, where, name, request)
+            measured.append({"pool": name} | _run_model(client, run_dir, where, name, request))
+    if as_json:
+        sys.stdout.write(json.dumps({"device": where, "pools": measured}) + "\n")
     _console.print("\n[bold]all values right[/], padding untouched, no process left behind")
+    if with_page:
+        show_page(_console, _ENDING, memory_bytes, where)
+    else:
+        _console.print(HOW_TO_GET_IT)
 
 
 def _best_device() -> tuple[str, str]:
@@ -67,12 +75,14 @@ def _best_device() -> tuple[str, str]:
     return "cuda:0", f"{facts.name}, {facts.uuid}"
 
 
-def _run_model(client: Client, run_dir: str, device: str, name: str, request: dict[str, Any]) -> None:
+def _run_model(client: Client, run_dir: str, device: str, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    """What was measured and counted."""
     started = time.perf_counter()
     plan = compute(request)
     planned_s = time.perf_counter() - started
-    print_plan(plan)
-    _print_strides(plan)
+    if not _console.quiet:
+        print_plan(plan)
+        _print_strides(plan)
 
     started = time.perf_counter()
     pool = client.create_pool(request, device=device, name=name, plan_id=plan.plan_id)
@@ -92,6 +102,15 @@ def _run_model(client: Client, run_dir: str, device: str, name: str, request: di
     _console.print(
         f"                      and {checked['untouched_bytes']:,} bytes of padding and free pages: untouched"
     )
+    return {
+        "plan_id": plan.plan_id,
+        "buffer_size_bytes": pool.buffer_size_bytes,
+        "planned_s": planned_s,
+        "created_s": created_s,
+        "attached_s": written["attach_s"],
+        "values": checked["values"],
+        "untouched_bytes": checked["untouched_bytes"],
+    }
 
 
 def _print_strides(plan: Plan) -> None:
@@ -126,46 +145,3 @@ def _process(role: str, pool: str, run_dir: str) -> dict[str, Any]:
         raise InternalError(f"the process that should {role} pool {pool!r} failed:\n{done.stderr.strip()}")
     report: dict[str, Any] = json.loads(done.stdout)
     return report
-
-
-@contextmanager
-def _run_directory(keep: Path | None) -> Iterator[str]:
-    if keep is not None:
-        yield str(keep)
-        return
-    with tempfile.TemporaryDirectory(prefix="kvpage-demo-") as folder:
-        yield folder
-
-
-@contextmanager
-def _service(run_dir: str, device: str) -> Iterator[None]:
-    """`kvpage serve` and its worker, ended when the block ends."""
-    ready, told = os.pipe()
-    command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", run_dir, "--ready-fd", str(told)]
-    command += ["--device", device]
-    with ExitStack() as stack:
-        stack.callback(os.close, ready)
-        with _ENDING.held_back():  # no signal may come between its start and who is to end it
-            server = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=[told],
-                text=True,
-            )  # fmt: skip
-            stack.callback(_end, server)
-        os.close(told)
-        _wait_until_ready(ready, server)
-        yield
-
-
-def _end(server: subprocess.Popen[str]) -> None:
-    server.terminate()
-    server.communicate(timeout=STEP_TIMEOUT_S)
-
-
-def _wait_until_ready(ready: int, server: subprocess.Popen[str]) -> None:
-    """Returns when a line comes through `ready`; raises when the server ends or says nothing."""
-    readable, _, _ = select.select([ready], [], [], STEP_TIMEOUT_S)
-    if readable and os.read(ready, 1):
-        return
-    server.terminate()
-    messages = server.stderr.read() if server.stderr else ""
-    raise InternalError(f"kvpage serve did not become ready:\n{messages.strip()}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kvpage.cli import completion
 from kvpage.cli.files import DEFAULT_STRATEGY, read_request
 from kvpage.cli.sizes import parse_bytes
 from kvpage.errors import SpecInvalid
@@ -15,30 +16,81 @@ from kvpage.errors import SpecInvalid
 _PANEL = "From a model's config"
 
 
-def _option(help_text: str, *names: str) -> Any:
+ALLOCATORS = ("flat", "slabs")
+
+
+def strategies() -> Sequence[str]:
+    """Those of a plan request."""
+    from kvpage.cli.compare import STRATEGIES
+
+    return STRATEGIES
+
+
+def _backends() -> Iterable[str]:
+    from kvpage.backends import BACKENDS
+
+    return BACKENDS
+
+
+def _kv_dtypes() -> Iterable[str]:
+    from kvpage.models.formats import KV_FORMATS
+
+    return ("auto", *KV_FORMATS)
+
+
+def _state_dtypes() -> Iterable[str]:
+    from kvpage.models.options import STATE_DTYPES
+
+    return STATE_DTYPES
+
+
+def _option(help_text: str, *names: str, metavar: str, values: Callable[[], Iterable[str]] | None = None) -> Any:
+    return typer.Option(
+        *names, help=help_text, metavar=metavar, rich_help_panel=_PANEL,
+        autocompletion=None if values is None else completion.among(values),
+    )  # fmt: skip
+
+
+def _flag(help_text: str, *names: str) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=_PANEL)
 
 
-ModelPath = Annotated[Path | None, _option("config.json of a model, or its folder, in place of FILE. No download.")]
-DraftPath = Annotated[Path | None, _option("config.json of a speculative draft model, planned beside it.")]
-Memory = Annotated[str | None, _option("Memory of one rank for the cache, such as 40GiB.")]
-MaxModelLen = Annotated[int | None, _option("Longest request, in tokens. Left out: the config's.")]
-MaxNumBatchedTokens = Annotated[int | None, _option("Tokens in flight at once.")]
-Tp = Annotated[int, _option("Tensor-parallel ranks; the plan is for one of them.", "--tp")]
-Pp = Annotated[int, _option("Pipeline stages.", "--pp")]
-AttentionDp = Annotated[int, _option("Groups of them that attend to requests of their own.", "--attention-dp")]
-AllRanks = Annotated[bool, _option("Plan all tp × pp ranks, each with --memory.", "--all-ranks")]
-PpStage = Annotated[int, _option("The stage that the plan is for, from 0.")]
-KvDtype = Annotated[str, _option("Of the cache: auto, bfloat16, fp8, int8_per_token_head, nvfp4, …")]
-SsmDtype = Annotated[str, _option("Of recurrent states: auto, float32, bfloat16, float16.")]
-BackendName = Annotated[str | None, _option("Attention backend. Left out: by kind of layer.", "--backend")]
-DraftBackendName = Annotated[str | None, _option("The same for layers of a draft. Left out: by kind of layer.")]
-KvDtypeSkipLayers = Annotated[
-    list[str] | None, _option("Layer that keeps the model's dtype: a number, or sliding_window. Several times.")
+_LEFT_TO_KIND = "Left out: by kind of layer."
+ModelPath = Annotated[
+    Path | None, _option("config.json of a model, or its folder, in place of FILE. No download.", metavar="PATH")
 ]
-Mtp = Annotated[bool, _option("Plan the model's own layers for predicting further tokens.", "--mtp")]
-BlockSize = Annotated[int | None, _option("Tokens of a block. Left out: by backend.")]
-NumSpeculativeTokens = Annotated[int, _option("Tokens drafted at once.")]
+DraftPath = Annotated[
+    Path | None, _option("config.json of a speculative draft model, planned beside it.", metavar="PATH")
+]
+Memory = Annotated[str | None, _option("Memory of one rank for the cache, such as 40GiB.", metavar="BYTES")]
+MaxModelLen = Annotated[int | None, _option("Longest request. Left out: the config's.", metavar="TOKENS")]
+MaxNumBatchedTokens = Annotated[int | None, _option("In flight at once.", metavar="TOKENS")]
+Tp = Annotated[int, _option("Tensor-parallel ranks; the plan is for one of them.", "--tp", metavar="N")]
+Pp = Annotated[int, _option("Pipeline stages.", "--pp", metavar="N")]
+AttentionDp = Annotated[
+    int, _option("Groups of them that attend to requests of their own.", "--attention-dp", metavar="N")
+]
+AllRanks = Annotated[bool, _flag("Plan all tp × pp ranks, each with --memory.", "--all-ranks")]
+PpStage = Annotated[int, _option("The stage that the plan is for, from 0.", metavar="N")]
+KvDtype = Annotated[
+    str, _option("Of the cache: auto, bfloat16, fp8, int8_per_token_head, nvfp4, …", metavar="DTYPE", values=_kv_dtypes)
+]
+SsmDtype = Annotated[
+    str, _option("Of recurrent states: auto, float32, bfloat16, float16.", metavar="DTYPE", values=_state_dtypes)
+]
+BackendName = Annotated[
+    str | None, _option(f"Attention backend. {_LEFT_TO_KIND}", "--backend", metavar="NAME", values=_backends)
+]
+DraftBackendName = Annotated[
+    str | None, _option(f"The same for layers of a draft. {_LEFT_TO_KIND}", metavar="NAME", values=_backends)
+]
+KvDtypeSkipLayers = Annotated[
+    list[str] | None,
+    _option("Keeps the model's dtype: a number, or sliding_window. Several times.", metavar="LAYER"),
+]
+Mtp = Annotated[bool, _flag("Plan the model's own layers for predicting further tokens.", "--mtp")]
+BlockSize = Annotated[int | None, _option("Of a block. Left out: by backend.", metavar="TOKENS")]
+NumSpeculativeTokens = Annotated[int, _option("Drafted at once.", metavar="TOKENS")]
 
 
 _LENGTHS = ("max_model_len", "max_num_batched_tokens")  # fields of the request; the others are the model's

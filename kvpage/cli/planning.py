@@ -7,23 +7,45 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvpage.cli import completion
 from kvpage.cli import model_options as of
 from kvpage.cli.files import write_text
+from kvpage.cli.options import AsJson, examples
 from kvpage.cli.output import print_plan
 from kvpage.cli.ranks import has_ranks, show_ranks
 from kvpage.errors import SpecInvalid
 from kvpage.plans import Plan
 
+EXAMPLES = examples(
+    "kvpage plan model.yaml --svg layout.svg",
+    "kvpage plan --model ./Qwen3-8B --tp 4 --memory 60GiB --compare",
+    "kvpage plan --model ./Qwen3-8B --tp 2 --memory 60GiB --all-ranks --json",
+)
+
 
 def plan(
     context: typer.Context,
-    file: Annotated[str | None, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the plan; - for standard output.")] = None,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="Plan request, JSON or YAML; - for standard input.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="In place of the request's. Left out: auto.",
+            autocompletion=completion.among(of.strategies),
+        ),
+    ] = None,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="In place of the request's: flat, or slabs for nested.",
+            autocompletion=completion.among(lambda: of.ALLOCATORS),
+        ),
+    ] = None,
     comparing: Annotated[bool, typer.Option("--compare", help="All strategies side by side, and vLLM 0.24.")] = False,
-    strategy: Annotated[str | None, typer.Option(help="In place of the request's. Left out: auto.")] = None,
-    allocator: Annotated[str | None, typer.Option(help="In place of the request's: flat, or slabs for nested.")] = None,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the plan; - for standard output.")] = None,
     all_layers: Annotated[bool, typer.Option("--all", help="One row a layer; else like layers share a row.")] = False,
+    as_json: AsJson = False,
     model: of.ModelPath = None,
     draft: of.DraftPath = None,
     memory: of.Memory = None,
@@ -42,11 +64,8 @@ def plan(
     mtp: of.Mtp = False,
     block_size: of.BlockSize = None,
     num_speculative_tokens: of.NumSpeculativeTokens = 0,
-) -> None:
-    """Compute one page layout for all layers. Needs no server.
-
-    Examples: kvpage plan model.yaml --svg layout.svg; kvpage plan --model ./Qwen3-8B --tp 4 --memory 60GiB --compare
-    """
+) -> None:  # fmt: skip
+    """Compute one page layout for all layers. Needs no server."""
     request = of.asked(context.params)
     if isinstance(request, dict):
         said = {"strategy": strategy, "allocator": allocator, "ranks": "all" if all_ranks else None}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -15,69 +12,89 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvpage.cli.files import read_request
+from kvpage.cli import completion, pool_blocks
+from kvpage.cli.options import AsJson, Device, PoolName, Quiet, examples, on_service
+from kvpage.cli.pool_names import find
 from kvpage.cli.sizes import format_bytes
-from kvpage.client.http import Client
-from kvpage.client.resources import Holder, Pool
-from kvpage.errors import PoolNotFound, printable
-from kvpage.token_file import read_token
+from kvpage.errors import printable
+from kvpage.exit_status import TRY_AGAIN
 
-app = typer.Typer(help="Create, list, show and delete pools.", no_args_is_help=True)
-RunDir = Annotated[str | None, typer.Option("--run-dir", help="Run directory of the service.", show_default=False)]
-Url = Annotated[str | None, typer.Option("--url", help="Address of the service instead of its socket.")]
-TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
-_POOL_ID = re.compile(r"pool-[0-9a-f]{16}")
-Device = Annotated[str | None, typer.Option("--device", help="Only on this device.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+if TYPE_CHECKING:
+    from kvpage.client.http import Client
+    from kvpage.client.resources import Holder, Pool
 
-
-def _client(run_dir: str | None, url: str | None, token_file: Path | None) -> Client:
-    token = None if token_file is None else read_token(token_file)
-    return Client(url, run_dir=run_dir, token=token)
+app = typer.Typer(
+    help="Create, list, show and delete pools, and see who holds their blocks.",
+    no_args_is_help=True,
+    epilog=examples("kvpage pools create model.yaml --name mimo", "kvpage pools list --json"),
+)
 
 
-def _found(client: Client, pool: str, device: str | None) -> Pool:
-    """The pool of that id or name. Ids come first: nobody chooses them."""
-    if _POOL_ID.fullmatch(pool):
-        with contextlib.suppress(PoolNotFound):
-            found = client.get_pool(pool)
-            if device in (None, found.device):
-                return found
-    return client.find_pool(pool, device)
-
-
-@app.command()
+@app.command(
+    epilog=examples(
+        "kvpage pools create model.yaml --name mimo",
+        "kvpage pools create model.yaml --name mimo-2 --no-wait --json",
+    )
+)
+@on_service
 def create(
-    file: Annotated[str, typer.Argument(help="Plan request, JSON or YAML; - for standard input.")],
-    name: Annotated[str, typer.Option("--name", help="Unique on the device; the same name and plan is the same pool.")],
-    device: Annotated[str, typer.Option("--device", help="Device that holds it.")] = "host",
-    rank: Annotated[int | None, typer.Option("--rank", help="Whose plan, where the request has ranks, from 0.")] = None,
-    plan_id: Annotated[str | None, typer.Option("--plan-id", help="Refuse any other plan.")] = None,
-    handle_kind: Annotated[
-        str | None, typer.Option("--handle-kind", help="cuda_ipc for who cannot take what is best on the device.")
+    client: Client,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Plan request, JSON or YAML; - for standard input.")],
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Unique on the device; the same name and plan: the same pool.")
+    ],
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="DEVICE", help="Device that holds it.", autocompletion=completion.devices),
+    ] = "host",
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="N", help="Whose plan, where the request has ranks, from 0.")
     ] = None,
-    run_dir: RunDir = None,
-    url: Url = None,
-    token_file: TokenFile = None,
+    plan_id: Annotated[str | None, typer.Option("--plan-id", metavar="ID", help="Refuse any other plan.")] = None,
+    handle_kind: Annotated[
+        str | None,
+        typer.Option(
+            "--handle-kind",
+            metavar="KIND",
+            help="cuda_ipc for who cannot take what is best on the device.",
+            autocompletion=completion.among(lambda: ["cuda_ipc"]),
+        ),
+    ] = None,
+    wait_s: Annotated[
+        float | None,
+        typer.Option(
+            "--wait", min=0, metavar="SECONDS", show_default="as long as it takes", help="For its memory, at most."
+        ),
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="End when the memory is reserved.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan the request on the server and commit the memory.
 
-    Example: kvpage pools create model.yaml --name mimo
+    Waits until the pool is ready, with a bar on a terminal.
+    The service goes on committing when nobody waits; the same command again finds the same pool and waits on.
+    Exit status 75 when the time to wait is over.
     """
-    with _client(run_dir, url, token_file) as client:
-        request = read_request(file)
-        pool = client.create_pool(
-            request, device=device, name=name, rank=rank, plan_id=plan_id, handle_kind=handle_kind
-        )
+    from kvpage.cli.files import read_request
+    from kvpage.cli.pool_waiting import Waiting, wait_until_committed
+
+    request = read_request(file)
+    pool = client.create_pool(
+        request, device=device, name=name, rank=rank, plan_id=plan_id, handle_kind=handle_kind, wait_s=0
+    )
+    if not no_wait:
+        pool = wait_until_committed(client, pool, Waiting.of(wait_s, quiet=quiet, as_json=as_json))
     _print(pool, as_json)
+    if pool.state == "creating" and not no_wait:
+        raise typer.Exit(TRY_AGAIN)
 
 
-@app.command("list")
-def list_pools(run_dir: RunDir = None, url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+@app.command("list", epilog=examples("kvpage pools list", "kvpage pools list --json"))
+@on_service
+def list_pools(client: Client, as_json: AsJson = False) -> None:
     """All pools of the service."""
-    with _client(run_dir, url, token_file) as client:
-        pools = client.pools()
+    pools = client.pools()
     if as_json:
         typer.echo(msgspec.json.encode(pools))
         return
@@ -93,40 +110,44 @@ def list_pools(run_dir: RunDir = None, url: Url = None, token_file: TokenFile = 
     Console(highlight=False).print(table)
 
 
-@app.command()
-def show(
-    pool: Annotated[str, typer.Argument(help="Name or id of the pool.")],
+@app.command(epilog=examples("kvpage pools show mimo", "kvpage pools show mimo --device host --json"))
+@on_service
+def show(client: Client, pool: PoolName, device: Device = None, as_json: AsJson = False) -> None:
+    """One pool: its plan, state, and who holds it."""
+    _print(find(client, pool, device), as_json)
+
+
+@app.command(epilog=examples("kvpage pools delete mimo --wait 60", "kvpage pools delete mimo-2 --force --json"))
+@on_service
+def delete(
+    client: Client,
+    pool: PoolName,
     device: Device = None,
-    run_dir: RunDir = None,
-    url: Url = None,
-    token_file: TokenFile = None,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, metavar="SECONDS", help="That holders may take to let go.")
+    ] = 0.0,
+    force: Annotated[bool, typer.Option("--force", help="Forget a pool that is still held then.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """One pool: its plan, state, and who holds it."""
-    with _client(run_dir, url, token_file) as client:
-        found = _found(client, pool, device)
-    _print(found, as_json)
-
-
-@app.command()
-def delete(
-    pool: Annotated[str, typer.Argument(help="Name or id of the pool.")],
-    device: Device = None,
-    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds that holders may take to let go.")] = 0.0,
-    force: Annotated[bool, typer.Option("--force", help="Forget a pool that is still held then.")] = False,
-    run_dir: RunDir = None,
-    url: Url = None,
-    token_file: TokenFile = None,
-) -> None:
     """Give a pool's memory back. Refused, naming the holders, while a process has it attached."""
-    with _client(run_dir, url, token_file) as client:
-        found = _found(client, pool, device)
-        forgotten = client.delete_pool(found.id, wait_s=wait_s, force=force)
+    from kvpage.cli.pool_waiting import Waiting, delete_when_free
+
+    found = find(client, pool, device)
+    forgotten = delete_when_free(client, found, Waiting.of(wait_s, quiet=quiet, as_json=as_json), force=force)
+    if as_json:
+        told = {"id": found.id, "name": found.name, "device": found.device, "forgotten": forgotten}
+        typer.echo(msgspec.json.encode(told))
+        return
     console = Console(highlight=False, stderr=True, soft_wrap=True, markup=False)
-    console.print(f"deleted {printable(found.name)} ({found.id}) on {found.device}")
+    if not quiet:
+        console.print(f"deleted {printable(found.name)} ({found.id}) on {found.device}")
     if forgotten is not None:
         console.print(f"{forgotten.pinned_bytes:,} bytes stay in use until {forgotten.num_holders} holders let go:")
         _print_holders(console, forgotten.holders, forgotten.num_holders)
+
+
+pool_blocks.add_commands(app)
 
 
 def _print(pool: Pool, as_json: bool) -> None:

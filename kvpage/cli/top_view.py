@@ -95,10 +95,10 @@ def _pool(frame: PoolFrame) -> Iterator[RenderableType]:
     yield _groups(blocks)
     if blocks.tenants:
         most = sorted(blocks.tenants, key=lambda tenant: tenant.used_bytes, reverse=True)
-        yield _tenants(most[:MAX_TENANTS_SHOWN])
+        yield tenants_table(most[:MAX_TENANTS_SHOWN])
         yield from _more(len(most) - MAX_TENANTS_SHOWN, "tenants, who have less")
     if blocks.leases:
-        yield _leases(blocks)
+        yield leases_table(blocks.leases, blocks.groups)
     yield from _more(blocks.num_leases - len(blocks.leases), "leases")
 
 
@@ -124,7 +124,7 @@ def _occupancy(group: GroupBlocks) -> Iterator[tuple[int, tuple[str, str]]]:
     yield max(group.available - group.cached, 0), FREE
 
 
-def _tenants(tenants: Sequence[TenantState]) -> Table:
+def tenants_table(tenants: Sequence[TenantState]) -> Table:
     table = _table("tenant", "used", "quota", "leases", "waiting", "served", "gave up", "waited", num_names=1)
     for tenant in tenants:
         table.add_row(
@@ -135,20 +135,20 @@ def _tenants(tenants: Sequence[TenantState]) -> Table:
     return table
 
 
-def _leases(blocks: PoolBlocks) -> Table:
+def leases_table(leases: Sequence[LeaseState], groups: Sequence[GroupBlocks]) -> Table:
     table = _table("lease", "tenant", "program", "state", "pid", "ends in", "has", num_names=3, num_texts=1)
-    for lease in blocks.leases:
+    for lease in leases:
         ends = UNKNOWN if lease.expires_in_s is None else f"{lease.expires_in_s:,.0f} s"
         style = "" if lease.state == "active" else "bold red"
         table.add_row(
             printable(lease.name), printable(lease.tenant) or UNKNOWN, printable(lease.client_name) or UNKNOWN,
-            Text(lease.state, style), str(lease.pid or "?"), ends, format_bytes(_held_bytes(lease, blocks)),
+            Text(lease.state, style), str(lease.pid or "?"), ends, format_bytes(_held_bytes(lease, groups)),
         )  # fmt: skip
     return table
 
 
-def _held_bytes(lease: LeaseState, blocks: PoolBlocks) -> int:
-    counts = zip(lease.blocks, lease.reserved, blocks.groups, strict=True)
+def _held_bytes(lease: LeaseState, groups: Sequence[GroupBlocks]) -> int:
+    counts = zip(lease.blocks, lease.reserved, groups, strict=True)
     return sum((held + reserved) * group.block_bytes for held, reserved, group in counts)
 
 

@@ -105,6 +105,7 @@ def test_a_url_that_is_none(url: str) -> None:
     assert only_line(done).startswith("error spec-invalid: url ")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", ["create", "show", "delete"])
 def test_a_name_that_is_no_text(tmp_path: Path, command: str) -> None:
     path = tmp_path / "request.json"
@@ -140,5 +141,5 @@ def test_each_fault_is_printed_once() -> None:
 )
 def test_what_serve_cannot_start_with(run_dir: Path, arguments: list[str], reason: str) -> None:
     done = run("serve", "--run-dir", str(run_dir), *arguments)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert reason in only_line(done)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import kvpage
+from kvpage.exit_status import TRY_AGAIN
 from support.api_service import ApiService
 from support.command_line import COMMAND, run, run_here
 from support.plan_requests import small_request
@@ -215,7 +216,7 @@ def test_a_name_may_look_like_an_id(service: ApiService, request_file: str) -> N
 
 def test_without_a_service_the_error_says_how_to_start_one(run_dir: Path) -> None:
     done = run_here("pools", "list", "--run-dir", str(run_dir))
-    assert done.returncode == 1
+    assert done.returncode == TRY_AGAIN
     assert "kvpage serve" in done.stderr
 
 

@@ -29,6 +29,7 @@ def test_the_demo_plans_shares_and_checks_two_models() -> None:
     assert "all values right" in done.stdout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("to_group", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_demo_that_is_told_to_end_leaves_nothing(run_dir: Path, number: signal.Signals, to_group: bool) -> None:
@@ -110,7 +111,7 @@ def test_the_null_block_belongs_to_nobody(pool: kvpage.Attachment) -> None:
 
 def test_a_signal_that_comes_while_it_is_held_back_ends_the_process_afterwards() -> None:
     program = (
-        "import os, signal; from kvpage.cli.demo_ending import Ending; ending = Ending(); ending.begin()\n"
+        "import os, signal; from kvpage.cli.ending import Ending; ending = Ending(); ending.begin()\n"
         "with ending.held_back():\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print('still here', flush=True)\n"

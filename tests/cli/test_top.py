@@ -23,6 +23,7 @@ from kvpage.client.block_resources import GroupBlocks, Latency, LeaseState, Pool
 from kvpage.client.http import Client
 from kvpage.client.resources import Device, Failure, Pool
 from kvpage.errors import PoolNotFound
+from kvpage.exit_status import INTERRUPTED, TRY_AGAIN
 from support.api_service import ApiService
 from support.command_line import COMMAND, run, run_here
 from support.eventually import until
@@ -111,7 +112,7 @@ def test_a_mistake_is_one_clear_error(run_dir: str, arguments: list[str], code: 
 
 def test_without_a_server_it_says_how_to_start_one(tmp_path: Path) -> None:
     done = run_here("top", "--run-dir", str(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == TRY_AGAIN
     assert "device-unavailable" in done.stderr
     assert "kvpage serve" in done.stderr
 
@@ -176,7 +177,7 @@ def test_json_goes_on_a_line_a_frame_until_it_is_interrupted(run_dir: str) -> No
         assert top.stderr is not None
         frames = [json.loads(top.stdout.readline()) for _ in range(2)]
         top.send_signal(signal.SIGINT)
-        assert top.wait(60) == 0
+        assert top.wait(60) == INTERRUPTED
         assert top.stderr.read() == ""
     assert [frame["pools"][0]["steps_per_s"] for frame in frames] == [None, 0.0]
 
@@ -186,7 +187,7 @@ def test_the_screen_is_given_back_when_it_is_interrupted(run_dir: str) -> None:
         screen.wait_for("pool mimo")
         assert screen.shown.startswith("\x1b[?1049h")
         screen.wait_for("pool mimo")
-        assert screen.interrupt() == 0
+        assert screen.interrupt() == INTERRUPTED
         assert "\x1b[?1049l" in screen.all
         assert "Traceback" not in screen.all
 
@@ -201,7 +202,7 @@ def test_a_service_that_ends_meanwhile_is_waited_for() -> None:
                 with ApiService(Path(folder), "--memory", "64MiB") as again, again.client() as client:
                     client.create_pool(REQUEST, name="later")
                     screen.wait_for("pool later")
-                    assert screen.interrupt() == 0
+                    assert screen.interrupt() == INTERRUPTED
 
 
 class Screen:

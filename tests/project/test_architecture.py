@@ -37,7 +37,7 @@ LAYERS = (
     ("kvpage.rows",),
     ("kvpage.models",),
     ("kvpage.memory", "kvpage.run_directory", "kvpage.strict_json", "kvpage.token_file"),
-    ("kvpage.dtypes", "kvpage.strides", "kvpage.owned"),
+    ("kvpage.dtypes", "kvpage.strides", "kvpage.owned", "kvpage.exit_status"),
     ("kvpage.errors", "kvpage._version"),
 )
 

@@ -1,4 +1,4 @@
-"""Signals that end the demo, and with it what it has started."""
+"""Signals that end a command as exceptions do: what it has begun is undone, and the status says which signal it was."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ class Ending:
         for each in self.signals:
             if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
                 signal.signal(each, self._end)
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """In the block only."""
+        before = {each: signal.getsignal(each) for each in self.signals}
+        self.begin()
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:

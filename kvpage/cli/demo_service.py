@@ -1,0 +1,72 @@
+"""The service that the demo starts for itself, in a run directory of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from kvpage.cli.ending import Ending
+from kvpage.errors import InternalError
+
+STEP_TIMEOUT_S = 120.0
+
+
+class Service(NamedTuple):
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+    def messages(self) -> str:
+        """What it has logged."""
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace").strip()
+
+
+@contextmanager
+def run_directory(keep: Path | None) -> Iterator[str]:
+    if keep is not None:
+        yield str(keep)
+        return
+    with tempfile.TemporaryDirectory(prefix="kvpage-demo-") as folder:
+        yield folder
+
+
+@contextmanager
+def service(run_dir: str, device: str, ending: Ending, *arguments: str) -> Iterator[Service]:
+    """`kvpage serve` and its worker, ended when the block ends."""
+    ready, told = os.pipe()
+    command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", run_dir, "--ready-fd", str(told)]
+    command += ["--device", device, *arguments]
+    with ExitStack() as stack:
+        stack.callback(os.close, ready)
+        log = stack.enter_context(tempfile.TemporaryFile())  # no pipe: nobody reads while it serves
+        with ending.held_back():  # no signal may come between its start and who is to end it
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, pass_fds=[told]
+            )
+            stack.callback(_end, process)
+        os.close(told)
+        served = Service(process, log)
+        _wait_until_ready(ready, served)
+        yield served
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(STEP_TIMEOUT_S)
+
+
+def _wait_until_ready(ready: int, served: Service) -> None:
+    """Returns when a line comes through `ready`; raises when the server ends or says nothing."""
+    readable, _, _ = select.select([ready], [], [], STEP_TIMEOUT_S)
+    if readable and os.read(ready, 1):
+        return
+    served.process.terminate()
+    served.process.wait(STEP_TIMEOUT_S)
+    raise InternalError(f"kvpage serve did not become ready:\n{served.messages()}")

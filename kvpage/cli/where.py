@@ -1,0 +1,39 @@
+"""Which service a command talks to: what was typed, else the environment. Needs the standard library only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvpage.errors import SpecInvalid
+from kvpage.token_file import read_token
+
+URL_VARIABLE, TOKEN_FILE_VARIABLE = "KVPAGE_URL", "KVPAGE_TOKEN_FILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    url: str | None
+    """None for the socket in the run directory."""
+    run_dir: str | None
+    token_file: Path | None
+
+    @classmethod
+    def of(cls, typed: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Where:
+        """`typed`: `url`, `run_dir` and `token_file`. A run directory that was typed goes before a URL that was not.
+
+        Raises `SpecInvalid` for two places.
+        """
+        url, run_dir = typed["url"], typed["run_dir"]
+        if url is not None and run_dir is not None:
+            raise SpecInvalid("--url and --run-dir name two services; give one of the two")
+        if url is None and run_dir is None:
+            url = environ.get(URL_VARIABLE) or None
+        token_file = typed["token_file"] or environ.get(TOKEN_FILE_VARIABLE) or None
+        return cls(url=url, run_dir=run_dir, token_file=None if token_file is None else Path(token_file))
+
+    def token(self) -> str | None:
+        """Read now. The socket in the run directory needs none: the kernel says who asks. Raises `SpecInvalid`."""
+        return None if self.url is None or self.token_file is None else read_token(self.token_file)
