@@ -26,6 +26,7 @@
     ├── WorkerLost             worker-lost               503
     ├── DeviceUnavailable      device-unavailable        503
     ├── Draining               draining                  503
+    ├── AuditUnavailable       audit-unavailable         503
     └── TooManyClients         too-many-clients          503
 
 `code` is what programs branch on; the message is for people and may change. A message says what is wrong, the
@@ -183,6 +184,12 @@ class DeviceUnavailable(KvpageError):
 
 class Draining(KvpageError):
     code, http_status, retryable = "draining", 503, True
+
+
+class AuditUnavailable(KvpageError):
+    """What changes something is not done while there can be no record of it."""
+
+    code, http_status, retryable = "audit-unavailable", 503, True
 
 
 class TooManyClients(KvpageError):

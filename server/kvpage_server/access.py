@@ -16,7 +16,7 @@ from kvpage.errors import KvpageError, PermissionDenied, Unauthorized, shorten
 from kvpage.wire.credentials import Peer
 from kvpage_server.exposure import is_loopback
 from kvpage_server.operations import Operation
-from kvpage_server.roles import Role
+from kvpage_server.roles import RULES, Role
 from kvpage_server.tokens import Token, TokenFile
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -73,11 +73,7 @@ class AccessPolicy:
         if identity.role is None or (identity.role < rule.role and rule.is_open):
             check_host(scope)  # a token takes nothing away that everybody may do
         elif identity.role < rule.role:
-            raise PermissionDenied(
-                f"{operation.name} needs the role {rule.role.label}, and the token '{identity.token_name}' has the"
-                f" role {identity.role.label}",
-                details={"needed_role": rule.role.label, "role": identity.role.label},
-            )
+            raise _too_little(identity, operation.name)
         if identity.role is None and not rule.is_open:
             raise self._refusal(scope["path"])
         if rule.is_secret and not _is_confidential(scope):
@@ -116,6 +112,22 @@ class AccessPolicy:
         if self.tokens is None:
             return PermissionDenied(f"{what}; use the Unix socket, or start the server with --token-file")
         return Unauthorized(f"{what}; send Authorization: Bearer <token>, or use the Unix socket")
+
+
+def require_role(scope: Mapping[str, Any], name: str) -> None:
+    """For what only the route can tell from the operation that was asked for. Raises `PermissionDenied`."""
+    identity: Identity = scope["state"]["identity"]
+    if identity.role is None or identity.role < RULES[name].role:
+        raise _too_little(identity, name)
+
+
+def _too_little(identity: Identity, name: str) -> PermissionDenied:
+    role = identity.role
+    needed, has = RULES[name].role.label, "none" if role is None else role.label
+    return PermissionDenied(
+        f"{name} needs the role {needed}, and the token '{identity.token_name}' has the role {has}",
+        details={"needed_role": needed, "role": has},
+    )
 
 
 def own_uid() -> int:

@@ -28,6 +28,8 @@ from kvpage_server import (
     routes_ui,
 )
 from kvpage_server.access import AccessPolicy, own_uid
+from kvpage_server.audit import Audit
+from kvpage_server.audit_log import AuditLog
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.event_stream import EventStreams
 from kvpage_server.farewell import say_farewell
@@ -78,6 +80,10 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
             stack.callback(on_shutdown)
+            if settings.audit_log is not None:
+                log = AuditLog(settings.audit_log)
+                stack.callback(log.close)  # the last records are of requests that end with the server
+                app.state.audit = Audit(log)
             plans = PlanService(counted.timed(planner), PlanCache(settings.plan_cache_bytes))
             stack.callback(plans.close)
             supervisor = Supervisor(settings)
@@ -131,7 +137,13 @@ class Application(FastAPI):
     def __init__(self, *, access: AccessPolicy, limit: ChangeLimit, counted: ServiceMetrics, **options: Any) -> None:
         super().__init__(**options)
         cached = CachedPlans(super().__call__, plans=lambda: self.state.services.plans)
-        guard = Guard(cached, policy=access, limit=limit, operations=lambda: self.operations)
+        guard = Guard(
+            cached,
+            policy=access,
+            limit=limit,
+            operations=lambda: self.operations,
+            audit=lambda: getattr(self.state, "audit", None),
+        )
         self._front = CountRequests(RequestIdMiddleware(guard), counted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvpage.errors import ERRORS_BY_CODE
@@ -41,18 +42,20 @@ GUIDES: dict[str, Guide] = {
     "unauthorized": Guide(
         title="A valid token is needed",
         meaning="The server has a token file, and the request did not carry a token from it.",
-        when="A TCP request for pools, leases or events without `Authorization: Bearer …`, or any request with a wrong "
-        "token.",
+        when="A TCP request for anything but plans, devices, health and the page without `Authorization: Bearer …`, or "
+        "any request with a wrong token.",
         action="Send the token, or use the Unix socket in the run directory, which needs none.",
     ),
     "permission-denied": Guide(
         title="This caller may not do that",
         meaning="The server knows enough about the caller to refuse; sending the request again changes nothing.",
-        when="A TCP request for pools, leases or events on a server without a token file; a `Host` header the server "
-        "is not bound to; a process of another user on the Unix socket; a run directory that belongs to somebody else; "
-        "a lease that is adopted with another token than its own, or is bound to another connection.",
-        action="Give the token that the lease was opened with. Or use the Unix socket as the server's user or as a "
-        "member of its `--group`, start the server with `--token-file`, or address it by the name it is bound to.",
+        when="A TCP request for pools, leases or events on a server without a token file; a token whose role does not "
+        "suffice; a `Host` header the server is not bound to; a process of another user on the Unix socket; a run "
+        "directory that belongs to somebody else; a handle asked for from another machine without TLS; a lease that is "
+        "adopted with another token than its own, or is bound to another connection.",
+        action="Use a token with the role that `details.needed_role` names, or the token that the lease was opened "
+        "with. Or use the Unix socket as the server's user or as a member of its `--group`, start the server with "
+        "`--token-file`, or address it by the name it is bound to.",
     ),
     "not-found": Guide(
         title="There is nothing at this path",
@@ -168,7 +171,8 @@ GUIDES: dict[str, Guide] = {
         title="Too many requests at once",
         meaning="The server is busy and refuses to queue more.",
         when="Many plans are being computed already, many requests wait for blocks, or many streams of events are "
-        "open; or, in a Python client, other threads used a shared connection for its whole `timeout_s`.",
+        "open; a token changes things over TCP more often than `--rate-limit` allows; or, in a Python client, other "
+        "threads used a shared connection for its whole `timeout_s`.",
         action="Wait as long as `Retry-After` says, then send the same request again. Give threads that wait long a "
         "connection each.",
     ),
@@ -207,6 +211,13 @@ GUIDES: dict[str, Guide] = {
         when="After SIGTERM.",
         action="Try again in a moment, when its successor has started.",
     ),
+    "audit-unavailable": Guide(
+        title="The request cannot be recorded, so it was not done",
+        meaning="The server keeps an audit log, and what changes something is not done without a record of it. Reads, "
+        "plans and steps of leases go on.",
+        when="The disk of the audit log is full or does not answer, or its folder was removed or closed.",
+        action="Make room, or mend what `detail` names; then the server goes on by itself. Send the request again.",
+    ),
     "too-many-clients": Guide(
         title="The worker has too many connections",
         meaning="The worker keeps a reserve of file descriptors and refuses new clients before it runs out.",
@@ -232,6 +243,8 @@ def as_markdown() -> str:
         "request can succeed later without being changed.",
         "",
         "This file is printed by `python -m kvpage_server.error_guide`; a running server shows it at `/errors`.",
+        "",
+        *_overview(),
     ]
     for code in codes_in_order():
         guide, kind = GUIDES[code], ERRORS_BY_CODE[code]
@@ -247,6 +260,16 @@ def as_markdown() -> str:
             f"- What to do: {guide.action}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _overview() -> Iterator[str]:
+    """A table of all codes."""
+    yield "| code | HTTP | retryable | |"
+    yield "| --- | --- | --- | --- |"
+    for code in codes_in_order():
+        kind = ERRORS_BY_CODE[code]
+        retry = "yes" if kind.retryable else "no"
+        yield f"| [`{code}`](#{code}) | {kind.http_status} | {retry} | {GUIDES[code].title} |"
 
 
 def as_html() -> str:

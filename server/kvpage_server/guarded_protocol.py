@@ -210,8 +210,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(self._answer(error))
         self._end_body()
         self.flow.resume_reading()
-        with contextlib.suppress(OSError):  # the client may have gone
-            self.transport.write_eof()
+        if self.transport.can_write_eof():  # over TLS nothing could be received after it
+            with contextlib.suppress(OSError):  # the client may have gone
+                self.transport.write_eof()
         self._deadline = self.loop.call_later(self._limits.linger_s, self.transport.abort)
 
     def _end_body(self) -> None:

@@ -133,12 +133,13 @@ class Share:
 
 
 class Intake:
-    """The limits and both shares; one for each server."""
+    """The limits and the shares; one for each server."""
 
     def __init__(self, limits: IntakeLimits, max_fds: int) -> None:
         self.limits = limits
         self.unix = Share("the Unix socket", limits, max_fds)
         self.tcp = Share("TCP", limits, max_fds)
+        self.handshakes = Share("TCP before TLS", limits, max_fds)
         self._turns = itertools.count(1)
 
     def next_turn(self) -> int:

@@ -45,7 +45,8 @@ class Listeners:
             if settings.port is not None:
                 tcp = undo.enter_context(_tcp_socket(settings.host, settings.port))
                 self.sockets.append(tcp)
-                self.addresses.append(f"http://{_host_and_port(tcp)}")
+                scheme = "http" if settings.tls_files is None else "https"
+                self.addresses.append(f"{scheme}://{_host_and_port(tcp)}")
             undo.pop_all()
 
     def close(self) -> None:

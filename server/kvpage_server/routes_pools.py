@@ -17,12 +17,15 @@ from kvpage.plans import Plan
 from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server import openapi
+from kvpage_server.access import require_role
+from kvpage_server.audit import record
 from kvpage_server.bodies import json_body, parsed, preferred_wait_s
 from kvpage_server.device_pools import NewPool
 from kvpage_server.encoded_plans import EncodedPlan, EncodedRanks
 from kvpage_server.json_answers import json_answer
 from kvpage_server.plan_queue import Asker, asker_of
 from kvpage_server.queries import is_true, known_query, query_wait_s, wait_s
+from kvpage_server.roles import FORCED_DELETE
 from kvpage_server.services import Services, services_of
 
 MAX_NAME_BYTES = 256
@@ -77,11 +80,13 @@ async def post_pool(request: Request) -> Response:
     body, asker = await json_body(request), asker_of(request.scope)
     max_bytes = services.settings.intake.max_body_bytes
     asked = await services.plans.in_thread(lambda: _pool_request(body, max_bytes), asker)
+    record(request, name=asked.name, device=asked.device)
     plan = await _planned(services, asked, asker)
     granted_s = preferred_wait_s(request)
     new = NewPool(name=asked.name, device=asked.device, plan=plan, handle_kind=asked.handle_kind or "")
     creation = await services.pools.create_pool(new, wait_s=granted_s)
     pool = creation.pool
+    record(request, pool_id=pool.pool_id)
     if pool.error is not None:
         raise _failure(pool)
     status = 200 if not creation.created else 201 if pool.state == "ready" else 202
@@ -114,7 +119,11 @@ async def delete_pool(request: Request, pool_id: str) -> Response:
     then is forgotten: 200 with what stays in use and who keeps it.
     """
     query = known_query(request, "wait", "force")
-    deleted = await services_of(request).pools.delete_pool(pool_id, wait_s=wait_s(query), force=is_true(query, "force"))
+    is_forced = is_true(query, "force")
+    if is_forced:
+        require_role(request.scope, FORCED_DELETE)
+        record(request, force=True)
+    deleted = await services_of(request).pools.delete_pool(pool_id, wait_s=wait_s(query), force=is_forced)
     if deleted.pinned_bytes is None:
         return Response(status_code=204)
     return json_answer(

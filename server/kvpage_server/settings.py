@@ -12,6 +12,7 @@ from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
 from kvpage_server.exposure import check_exposure
 from kvpage_server.intake import IntakeLimits
+from kvpage_server.tls_files import TlsFiles
 from kvpage_server.unix_group import gid_of
 from kvpage_server.worker_budget import parse_memory
 
@@ -54,7 +55,7 @@ class Settings:
     """Whether an address that other machines reach may be served without TLS."""
     audit_log: Path | None = None
     rate_limit_per_s: float = DEFAULT_RATE_LIMIT_PER_S
-    """Of requests that change something, for each address over TCP."""
+    """Of requests that change something, with each token over TCP."""
     log_format: LogFormat = "auto"
     log_level: LogLevel = "info"
     ready_fd: int | None = None
@@ -77,6 +78,12 @@ class Settings:
         if self.port is not None:
             given = {name: getattr(self, name) is not None for name in files}
             check_exposure(self.host, given, insecure=self.insecure)
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        if self.tls_cert_file is None or self.tls_key_file is None:
+            return None
+        return TlsFiles(cert=self.tls_cert_file, key=self.tls_key_file, client_ca=self.tls_client_ca_file)
 
     @property
     def group_gid(self) -> int | None:
