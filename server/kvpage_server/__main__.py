@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _USAGE = "usage: python -m kvpage_server {serve,start-worker,worker,config} …\n"
 
 
 def main() -> int:
+    _open_standard_streams()
     program, arguments = sys.argv[1:2], sys.argv[2:]
     if program in (["start-worker"], ["worker"]) and arguments[:1] in (["drain"], ["replace"]):
         from kvpage_server import worker_commands
@@ -34,6 +36,15 @@ def main() -> int:
         return serve.main(arguments)
     sys.stderr.write(_USAGE)
     return 2
+
+
+def _open_standard_streams() -> None:
+    """Else the next file or socket that is opened would be standard error, and get what is meant for the log."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from kvpage_server.setting_sources import DEFAULT, Resolved, resolve
 from kvpage_server.shown_settings import is_shown, shown
 from kvpage_server.start_errors import report
 from kvpage_server.start_worker import worker_command, worker_parser
+from kvpage_server.worker_log import write_line
 
 NOT_SET = "-"
 
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return 1
     except KvpageError as error:
         sys.stdout.flush()
-        sys.stderr.write(error_json(error) + "\n" if as_json else report("config", error))
+        write_line(error_json(error) if as_json else report("config", error))
         return status_of(error)
     return 0
 

@@ -6,12 +6,15 @@ import itertools
 import logging
 import re
 import secrets
+import time
 from collections.abc import Iterable
 
+import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvpage_server.problems import internal_error, problem_response
+from kvpage_server.request_log import log_request
 
 logger = logging.getLogger("kvpage.api")
 
@@ -35,24 +38,31 @@ class RequestIdMiddleware:
             return
         request_id = request_id_of_headers(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self._answer(scope, receive, send, request_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        """Every line that is logged meanwhile has the id."""
         header = (b"x-request-id", request_id.encode())
-        started = False
+        came_s, answered_s = time.monotonic(), None
+        status: int | None = None
 
         async def send_with_id(message: Message) -> None:
-            nonlocal started
+            nonlocal status, answered_s
             if message["type"] == "http.response.start":
-                started = True
+                status, answered_s = message["status"], time.monotonic()
                 message["headers"] = [*message["headers"], header]
             await send(message)
 
         try:
             await self.app(scope, receive, send_with_id)
         except ClientDisconnect:
-            logger.info("request %s: the client left before its body was complete", request_id)
+            logger.info("the client left before its body was complete")
         except Exception:  # the last resort: a bug must neither end the server nor reach the client
-            logger.exception("request %s failed", request_id)
-            if not started:
+            logger.exception("request failed")
+            if status is None:
                 await problem_response(internal_error(), request_id)(scope, receive, send_with_id)
+        log_request(scope, status, (answered_s or time.monotonic()) - came_s)
 
 
 def request_id_of_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
-import sys
+import socket
 from collections.abc import Sequence
 from functools import partial
 from types import FrameType
@@ -16,14 +17,19 @@ from fastapi import FastAPI
 from kvpage.errors import Conflict, KvpageError
 from kvpage.memory.cuda import probe
 from kvpage_server.app import create_app
+from kvpage_server.audit_file import AuditFile
 from kvpage_server.configured import from_command_line
 from kvpage_server.intake import Intake
 from kvpage_server.listeners import Listeners
+from kvpage_server.logs import configure_logging
 from kvpage_server.peer_protocol import PeerAwareProtocol
 from kvpage_server.services import Services
 from kvpage_server.settings import Settings
 from kvpage_server.start_errors import exit_status, report
+from kvpage_server.tls import Securing
+from kvpage_server.tls_files import TlsContext
 from kvpage_server.worker_limits import raise_fd_limit
+from kvpage_server.worker_log import write_line
 
 GRACE_S = 10
 KEEP_ALIVE_S = 60  # longer than clients keep idle connections, so that they never use one we are closing
@@ -34,11 +40,12 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM, SIGHUP or SIGINT, which then also ends the process. Returns 2 for wrong settings, 1 when
     it could not start.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        serve(from_command_line(arguments, os.environ))
+        settings = from_command_line(arguments, os.environ)
+        configure_logging(settings.log_format, settings.log_level)
+        serve(settings)
     except (KvpageError, OSError) as error:
-        sys.stderr.write(report("serve", error))
+        write_line(report("serve", error))
         return exit_status(error)
     except KeyboardInterrupt:  # uvicorn raises SIGINT again when everything is closed
         return 128 + signal.SIGINT
@@ -50,14 +57,15 @@ def serve(settings: Settings) -> None:
     no line behind `run` is reached.
     """
     check_startable(settings)
+    tls = None if settings.tls_files is None else TlsContext(settings.tls_files)
     intake = Intake(settings.intake, raise_fd_limit())  # each pool costs two descriptors here
     listeners = Listeners(settings)
     try:
         app = create_app(settings, on_shutdown=listeners.close)
-        server = _Server(_configuration(app, intake), app)
+        server = _Server(_configuration(app, intake), app, None if tls is None else Securing(tls, intake))
         _end_with_terminal(server)
         for address in listeners.addresses:
-            logger.info("listening on %s", address)
+            logger.info("listening", extra={"address": address})
         server.run(listeners.sockets)
     finally:
         listeners.close()
@@ -68,6 +76,8 @@ def serve(settings: Settings) -> None:
 
 def check_startable(settings: Settings) -> None:
     """Raises at once for what no worker could start with; else the supervisor would try again for ever."""
+    if settings.audit_log is not None:
+        AuditFile(settings.audit_log).close()
     if not settings.external_workers:
         _check_devices([device for device in settings.devices if device != "host"])
 
@@ -89,13 +99,37 @@ def _end_with_terminal(server: uvicorn.Server) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Tells the application at the signal, before the listeners are closed and requests in flight are waited for."""
+    """Tells the application at the signal, before the listeners are closed and requests in flight are waited for.
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    With `securing`, what comes over TCP comes over TLS.
+    """
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, securing: Securing | None = None) -> None:
         super().__init__(config)
         self._app = app
+        self._securing = securing
         self.is_hung_up = False
         """SIGHUP asked it to end."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._securing is None or sockets is None:
+            await super().startup(sockets)
+            return
+        await super().startup([sock for sock in sockets if sock.family == socket.AF_UNIX])
+        for sock in sockets:
+            if sock.family != socket.AF_UNIX:
+                self._securing.serve(sock, self._new_protocol)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._securing is not None:
+            await self._securing.close()
+        await super().shutdown(sockets)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes them for its own sockets."""
+        return self.config.http_protocol_class(  # type: ignore[call-arg]  # of ours
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends the server in its order, which takes bounded time. A terminal that is closed, or an

@@ -16,4 +16,4 @@ def exit_status(error: Exception) -> int:
 def report(program: str, error: Exception) -> str:
     """Every fault on a line of its own."""
     text = error.message if isinstance(error, KvpageError) else str(error)
-    return "".join(f"kvpage {program}: {line}\n" for line in text.splitlines() or [""])
+    return "\n".join(f"kvpage {program}: {line}" for line in text.splitlines() or [""])

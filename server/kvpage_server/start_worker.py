@@ -16,7 +16,7 @@ from kvpage_server.setting_sources import Resolved, resolve
 from kvpage_server.start_errors import exit_status, report
 from kvpage_server.unix_group import gid_of
 from kvpage_server.worker_budget import parse_memory
-from kvpage_server.worker_log import StartReport
+from kvpage_server.worker_log import StartReport, write_line
 
 WORKER = (sys.executable, "-m", "kvpage_server", "worker")
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         command = worker_command(resolve(flags, os.environ), replace=replace, ready_fd=ready_fd)
     except (KvpageError, OSError) as error:
-        sys.stderr.write(report("worker", error))
+        write_line(report("worker", error))
         StartReport(ready_fd).tell(str(error))
         return exit_status(error)
     return _become(command)

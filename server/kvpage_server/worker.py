@@ -18,6 +18,7 @@ from kvpage.errors import KvpageError
 from kvpage.memory.host import HostMemory
 from kvpage.run_directory import RunDirectory, device_file_name
 from kvpage_server.start_errors import exit_status
+from kvpage_server.start_errors import report as failure
 from kvpage_server.unix_group import gid_of
 from kvpage_server.worker_budget import HALF, Budget, parse_memory
 from kvpage_server.worker_device import DeviceMemory, cuda_memory, host_memory
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _options(arguments, report)
         run(options, host_memory() if options.device == "host" else cuda_memory(options.device))
     except (KvpageError, OSError) as error:
-        write_line(f"kvpage worker: {error}")
+        write_line(failure("worker", error))
         report.tell(str(error))
         return exit_status(error)
     return 0

@@ -18,7 +18,7 @@ from kvpage_server.setting_flags import FlagParser, parser_of
 from kvpage_server.setting_sources import Resolved, resolve
 from kvpage_server.start_errors import exit_status, report
 from kvpage_server.start_worker import device_of, worker_command
-from kvpage_server.worker_log import open_log
+from kvpage_server.worker_log import open_log, write_line
 
 DEFAULT_DEVICE = "host"
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             _replace(resolved)
     except (KvpageError, OSError) as error:
-        sys.stderr.write(report(f"worker {command}", error))
+        write_line(report(f"worker {command}", error))
         return exit_status(error)
     return 0
 

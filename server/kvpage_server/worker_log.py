@@ -1,5 +1,5 @@
-"""The worker's log: one JSON object on a line of standard error for each thing worth knowing later; and what it tells
-whoever started it.
+"""The worker's log: one JSON object on a line of standard error for each thing worth knowing later, its fields named as
+in the log of the API process (`logs`); and what it tells whoever started it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def log(event: str, *, level: Level = "info", **fields: object) -> None:
     own sake: a full disk or a reader that went away must not end the process that holds the memory.
     """
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
-    write_line(json.dumps({"time": time, "level": level, "event": event, "pid": os.getpid(), **fields}, default=str))
+    known = {"time": time, "level": level, "event": event, "logger": "kvpage.worker", "pid": os.getpid()}
+    write_line(json.dumps(known | fields, default=str))
 
 
 def write_line(text: str) -> None:

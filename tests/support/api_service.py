@@ -65,7 +65,7 @@ class ApiService:
     @property
     def url(self) -> str:
         """Of the TCP port."""
-        found = re.findall(r"listening on (http://\S+)", self.log())
+        found = re.findall(r'"address": "(https?://[^"]+)"', self.log())
         assert found, "the server was not started with --port"
         return str(found[-1])
 

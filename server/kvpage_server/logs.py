@@ -1,0 +1,87 @@
+"""The log of the API process: one line of JSON, or text on a terminal, with the names of fields that the workers use.
+
+The rest of the server logs through `logging`, with fields as `extra`; so do the web server and other libraries.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import UTC, datetime
+from typing import cast
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from kvpage.errors import printable
+from kvpage_server.settings import LogFormat, LogLevel
+from kvpage_server.worker_log import write_line
+
+_STDERR = 2
+_FIRST = ("time", "level", "event", "logger", "pid", "request_id")
+"""What every line begins with, where it has it."""
+_NOT_FOR_US = ("color_message",)  # the web server's own, for its own formatter
+
+
+def configure_logging(log_format: LogFormat, log_level: LogLevel) -> None:
+    """From here on everything this process logs goes to standard error in that form."""
+    handler = _StandardError()
+    handler.setFormatter(formatter(is_json=log_format == "json" or (log_format == "auto" and not os.isatty(_STDERR))))
+    logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(True)
+
+
+class _StandardError(logging.Handler):
+    """Writes at once and past Python's buffer, as the workers do: neither a full disk nor a reader that went away ends
+    the process, nor makes what it could not write its exit status.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            write_line(self.format(record))
+        except Exception:  # noqa: BLE001  # a line that cannot be formatted is no reason to fail who logs it
+            write_line(f"a line of {record.name} could not be formatted")
+
+
+def formatter(*, is_json: bool) -> logging.Formatter:
+    last: list[Processor]
+    if is_json:
+        last = [structlog.processors.format_exc_info, _ordered, structlog.processors.JSONRenderer()]
+    else:
+        # Not the traceback that shows local variables: tokens are among them.
+        plain = structlog.dev.plain_traceback
+        colors = os.isatty(_STDERR) and "NO_COLOR" not in os.environ
+        last = [
+            _one_line,
+            structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain, timestamp_key="time"),
+        ]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.contextvars.merge_contextvars,
+            structlog.stdlib.ExtraAdder(),
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.add_log_level,
+            _add_time_and_process,
+        ],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+    )
+
+
+def _add_time_and_process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    record = cast("logging.LogRecord", event["_record"])
+    event["time"] = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    event["pid"] = record.process
+    for name in _NOT_FOR_US:
+        event.pop(name, None)
+    return event
+
+
+def _ordered(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    first = {name: event.pop(name) for name in _FIRST if name in event}
+    return {**first, **event}
+
+
+def _one_line(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """What a client sent may be part of an event; it must not look like a line of its own."""
+    event["event"] = printable(str(event["event"]))
+    return event
