@@ -240,3 +240,10 @@ def shorten(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     text = printable(text[: MAX_ECHO_CHARS + 1])  # before it is cut: what is escaped grows
     return text if len(text) <= MAX_ECHO_CHARS else text[: MAX_ECHO_CHARS - 1] + "…"
+
+
+def without_password(url: str) -> str:
+    """`url` for people: without what stands before its @, which may hold a password."""
+    before, at, after = url.rpartition("@")
+    scheme, colon, _ = before.rpartition("://")
+    return f"{scheme}{colon}***@{after}" if at else url

@@ -21,6 +21,7 @@ from kvpage.errors import (
     SpecInvalid,
     StaleHandle,
     shorten,
+    without_password,
 )
 from kvpage.token_file import is_token
 from kvpage.wire.connecting import system_error
@@ -48,11 +49,11 @@ class Address:
         if url is not None:
             if not checked_text("url", url).startswith(("http://", "https://")):
                 raise SpecInvalid(
-                    f"url {shorten(url)!r} does not begin with http:// or https://; a Unix socket is named by its"
-                    " folder, with run_dir="
+                    f"url {shorten(without_password(url))!r} does not begin with http:// or https://; a"
+                    " Unix socket is named by its folder, with run_dir="
                 )
             _check_url(url)
-            return cls(place=url, url=url, socket_path=None, headers=headers, timeout_s=timeout_s)
+            return cls(place=without_password(url), url=url, socket_path=None, headers=headers, timeout_s=timeout_s)
         path = str(find_run_directory(run_dir).api_socket)
         headers["Accept-Encoding"] = "identity"  # compressing costs more than a local socket saves
         return cls(place=path, url="http://kvpage", socket_path=path, headers=headers, timeout_s=timeout_s)
@@ -109,9 +110,12 @@ def _check_url(url: str) -> None:
         parsed = httpx.URL(url)
         is_whole = bool(parsed.host.strip()) and (parsed.port is None or parsed.port < 1 << 16) and " " not in url
     except httpx.InvalidURL as error:
-        raise SpecInvalid(f"url {shorten(url)!r} is not one: {shorten(str(error))}") from error
+        shown, reason = without_password(url), "" if "@" in url else f": {shorten(str(error))}"
+        raise SpecInvalid(f"url {shorten(shown)!r} is not one{reason}") from None
     if not is_whole:
-        raise SpecInvalid(f"url {shorten(url)!r} names no host, or a port over 65535; use http://HOST:PORT")
+        raise SpecInvalid(
+            f"url {shorten(without_password(url))!r} names no host, or a port over 65535; use http://HOST:PORT"
+        )
 
 
 def _reason(error: httpx.RequestError) -> BaseException | None:

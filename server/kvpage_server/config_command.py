@@ -15,7 +15,7 @@ from kvpage_server.configured import run_directory_of, serve_parser, settings_of
 from kvpage_server.setting_fields import Fields, Program, setting_of
 from kvpage_server.setting_flags import FlagParser
 from kvpage_server.setting_sources import DEFAULT, Resolved, resolve
-from kvpage_server.shown_settings import is_shown, shown
+from kvpage_server.shown_settings import masked
 from kvpage_server.start_errors import report
 from kvpage_server.start_worker import worker_command, worker_parser
 from kvpage_server.worker_log import write_line
@@ -105,11 +105,9 @@ def _value(resolved: Resolved, name: str) -> Any:
             return str(run_directory_of(resolved).path)
         except KvpageError:  # the check says why
             return None
-    if value is not None and not is_shown(name, value):
-        return shown(name, value)
     if isinstance(value, tuple):
         return list(value)
-    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float)) else masked(str(value))
 
 
 def _text(value: object) -> str:

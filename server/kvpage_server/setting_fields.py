@@ -38,8 +38,10 @@ class Setting:
 
 
 def _split(value: object) -> object:
-    """A variable has all devices in one text."""
-    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+    """A variable has all devices in one text, and TOML has a list, which for strict types is no tuple."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(","))
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _as_text(value: object) -> object:
@@ -87,8 +89,8 @@ class Fields(BaseSettings):
             description="How long clients wait for the pools of a worker that died to be handed over.",
         )
     )
-    host: Annotated[str, Setting("an address of this machine", "ADDRESS")] = Field(
-        DEFAULT_HOST, description="TCP address to listen on."
+    host: Annotated[str, Setting("an address or name of this machine", "ADDRESS")] = Field(
+        DEFAULT_HOST, pattern=r"^[^\s/@]+$", description="TCP address to listen on."
     )
     port: Annotated[int | None, Setting("a number from 0 to 65535, 0 for any free port", "PORT")] = Field(
         None, ge=0, le=65535, description="TCP port; without it only the Unix socket is served."
@@ -115,7 +117,7 @@ class Fields(BaseSettings):
         DEFAULT_RATE_LIMIT_PER_S,
         gt=0,
         le=1_000_000,
-        description="Requests a second that change something, with each token over TCP.",
+        description="Requests a second that change something, over TCP.",
     )
     log_format: Annotated[LogFormat, Setting("auto, json or text", "FORMAT")] = Field(
         "auto", description="Lines of the log; auto is text on a terminal, else JSON."

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvpage.errors import shorten
+from kvpage.errors import shorten, without_password
+from kvpage.token_file import may_be_token
 from kvpage_server.setting_fields import Fields, setting_of
-
-_USER_INFO = re.compile(r"(?<=://)[^/?#\s]*@")
 
 
 def shown(name: str, value: object) -> str:
-    """`value` for a message. Not that of a file of tokens which is no file: it may be the token itself."""
-    if not is_shown(name, value):
+    """`value` for a message."""
+    if may_be_secret(name, value):
         return "(not shown: it names no file, and may be the token itself)"
-    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+    if isinstance(value, str):
+        return shorten(repr(masked(value)))
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
         return shorten(",".join(str(part) for part in value))
-    return shorten(repr(without_password(value)) if isinstance(value, str) else str(value))
+    return shorten(str(value))
 
 
-def is_shown(name: str, value: object) -> bool:
-    return name not in Fields.model_fields or not setting_of(name).may_hold_a_token or _is_a_path(value)
+def masked(text: str) -> str:
+    """`text`, without the password of a URL."""
+    return without_password(text) if "://" in text else text
 
 
-def without_password(text: str) -> str:
-    """`text` with what stands before the @ of a URL taken out."""
-    return _USER_INFO.sub("***@", text)
-
-
-def _is_a_path(value: object) -> bool:
-    """Whether `value` is surely meant as one."""
-    return isinstance(value, (str, Path)) and (str(value).startswith(("/", "./", "../", "~")) or os.path.exists(value))
+def may_be_secret(name: str, value: object) -> bool:
+    """Whether it is the token, given in place of the name of its file."""
+    is_such = name in Fields.model_fields and setting_of(name).may_hold_a_token
+    return is_such and isinstance(value, (str, Path)) and may_be_token(value)

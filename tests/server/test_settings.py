@@ -1,7 +1,8 @@
-"""Command line first, then KVPAGE_ variables, then defaults; what cannot be served is refused."""
+"""What `kvpage serve` runs with: made from what was given, and refused where it cannot be served."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,17 @@ import pytest
 from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
 from kvpage_server.configured import from_command_line
+from kvpage_server.setting_fields import Fields, fields_of, variable_of
+from kvpage_server.setting_sources import resolve
 from kvpage_server.settings import Settings
+
+TEXTS = {
+    "devices": "cuda:0,cuda:1", "external_workers": "yes", "leave_workers": "1", "memory": "0.25", "group": "0",
+    "adopt_within_s": "3.5", "host": "localhost", "port": "81", "token_file": "/t", "tls_cert_file": "/c",
+    "tls_key_file": "/k", "tls_client_ca_file": "/ca", "insecure": "true", "audit_log": "/a", "rate_limit_per_s": "7",
+    "log_format": "text", "log_level": "debug",
+}  # fmt: skip
+"""A value of each setting as a variable has it, none of them the default."""
 
 
 def test_defaults_serve_the_host_on_the_unix_socket_only() -> None:
@@ -20,20 +31,19 @@ def test_defaults_serve_the_host_on_the_unix_socket_only() -> None:
     assert settings.port is None
 
 
-def test_arguments_win_over_variables() -> None:
-    environ = {
-        "KVPAGE_DEVICES": "cuda:0,cuda:1",
-        "KVPAGE_PORT": "81",
-        "KVPAGE_MEMORY": "0.25",
-        "KVPAGE_HOST": "localhost",
-    }
-    settings = from_command_line(["--run-dir", "/r", "--port", "82", "--device", "host"], environ)
-    assert (settings.devices, settings.port, settings.memory, settings.host) == (("host",), 82, "0.25", "localhost")
+def test_every_setting_of_serve_is_handed_on_with_the_same_default() -> None:
+    names = {name for name, _ in fields_of("serve")} - {"run_dir"}
+    own = {"run_directory", "ready_fd", "intake", "plan_cache_bytes"}
+    assert {field.name for field in fields(Settings)} == names | own
+    environ = {"KVPAGE_CONFIG": "/dev/null"} | {variable_of(name): text for name, text in TEXTS.items()}
     settings = from_command_line(["--run-dir", "/r"], environ)
-    assert (settings.devices, settings.port) == (("cuda:0", "cuda:1"), 81)
+    values = {name: getattr(settings, name) for name in TEXTS}
+    assert values == {name: getattr(resolve({}, environ).fields, name) for name in TEXTS}
+    assert all(value != getattr(Fields(), name) for name, value in values.items())
+    assert names == TEXTS.keys()
 
 
-@pytest.mark.parametrize("arguments", [["--port", "x"], ["--nonsense"], ["--lea"], ["extra"]])
+@pytest.mark.parametrize("arguments", [["--port"], ["--nonsense"], ["--lea"], ["extra"]])
 def test_unknown_arguments_end_with_a_usage_message(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         from_command_line(["--run-dir", "/r", *arguments], {})
