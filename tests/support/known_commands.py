@@ -7,8 +7,8 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
-import click
 import typer
 
 from kvpage.cli.commands import app
@@ -33,7 +33,7 @@ def options() -> dict[tuple[str, ...], set[str]]:
     return known
 
 
-def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+def _walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], set[str]]]:
     own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     yield path, own | {"--help", "-h"}
     for name, child in getattr(command, "commands", {}).items():
