@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from support.leaks import leak_guard
+from support.sampling import left_out
 
 TESTS = Path(__file__).parent
 NVIDIA_DRIVER = Path("/proc/driver/nvidia")
@@ -89,27 +90,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = {TESTS / name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     if config.getoption("--tier") != "long":
-        sampled = left_out(items, config.option.hypothesis_seed)
-        config.hook.pytest_deselected(items=[item for item in items if item in sampled])
-        items[:] = [item for item in items if item not in sampled]
+        others = left_out(items, config.option.hypothesis_seed)
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
     for item in items:
         if item.get_closest_marker("long") and config.getoption("--tier") != "long":
             item.add_marker(pytest.mark.skip(reason="runs in the long tier: make test-long"))
         if item.get_closest_marker("gpu") and not NVIDIA_DRIVER.exists():
             item.add_marker(pytest.mark.skip(reason=f"no NVIDIA driver: {NVIDIA_DRIVER} is absent"))
-
-
-def left_out(items: list[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Cases of tests marked `sampled(n)` that the run with this seed does without: all but n, others in each run."""
-    cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if sampled := item.get_closest_marker("sampled"):
-            cases[item.nodeid.partition("[")[0], sampled.args[0]].append(item)
-    return {
-        item
-        for (name, count), group in cases.items()
-        for item in random.Random(f"{seed} {name}").sample(group, max(0, len(group) - count))
-    }
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 import pytest
@@ -37,32 +37,40 @@ def num_holders(client: WorkerClient) -> int:
     return client.ask(messages.FindPool(name="mimo"), messages.PoolState).num_holders
 
 
-def leaves_nothing(work: Callable[[], object], observer: WorkerClient, *, num_held: int = 0) -> int:
-    """Interrupt `work` at each of its moments, which it returns the number of."""
+@pytest.fixture(params=[5, pytest.param(1, marks=pytest.mark.long)], ids=["each fifth", "each"])
+def moments(request: pytest.FixtureRequest, seed: int) -> Iterable[int]:
+    """At which to interrupt, without an end: each, or each fifth, others in each run."""
+    return count(1 + seed % request.param, request.param)
+
+
+def leaves_nothing(work: Callable[[], object], moments: Iterable[int], observer: WorkerClient) -> int:
+    """Interrupt `work` at these of its moments; how many there are."""
     work()
     gc.collect()
     before = quick_holdings()
-    for moment in count(1):
+    for moment in moments:
         if not interrupted(work, moment):
             return moment - 1
         if quick_holdings() != before:
             gc.collect()
         assert quick_holdings() == before, f"interrupted at moment {moment}: descriptors, mappings"
-        until(lambda: num_holders(observer) == num_held)
+        until(lambda: num_holders(observer) == 0)
     raise AssertionError
 
 
-def test_attaching(worker: WorkerProcess, no_leaks: None) -> None:
+def test_attaching(worker: WorkerProcess, no_leaks: None, moments: Iterable[int]) -> None:
     run_dir = str(worker.run_directory.path)
     with worker.client() as observer:
-        assert leaves_nothing(lambda: kvpage.attach("mimo", run_dir=run_dir).close(), observer) > 100
+        assert leaves_nothing(lambda: kvpage.attach("mimo", run_dir=run_dir).close(), moments, observer) > 100
 
 
-def test_attaching_over_a_connection_that_has_other_attachments(worker: WorkerProcess, no_leaks: None) -> None:
+def test_attaching_over_a_connection_that_has_other_attachments(
+    worker: WorkerProcess, no_leaks: None, moments: Iterable[int]
+) -> None:
     run_dir = str(worker.run_directory.path)
     num_ended = 0
     with worker.client() as observer:
-        for moment in count(1):
+        for moment in moments:
             connection = kvpage.connect(run_dir=run_dir)
             kept = connection.attach("mimo")
             before = quick_holdings()
@@ -84,16 +92,16 @@ def test_attaching_over_a_connection_that_has_other_attachments(worker: WorkerPr
     assert 0 < num_ended < moment
 
 
-def test_connecting(worker: WorkerProcess, no_leaks: None) -> None:
+def test_connecting(worker: WorkerProcess, no_leaks: None, moments: Iterable[int]) -> None:
     run_dir = str(worker.run_directory.path)
     with worker.client() as observer:
-        assert leaves_nothing(lambda: kvpage.connect(run_dir=run_dir).close(), observer) > 30
+        assert leaves_nothing(lambda: kvpage.connect(run_dir=run_dir).close(), moments, observer) > 30
 
 
-def test_letting_go(worker: WorkerProcess, no_leaks: None) -> None:
+def test_letting_go(worker: WorkerProcess, no_leaks: None, moments: Iterable[int]) -> None:
     run_dir = str(worker.run_directory.path)
     with worker.client() as observer:
-        for moment in count(1):
+        for moment in moments:
             with kvpage.connect(run_dir=run_dir) as connection:
                 attachment = connection.attach("mimo")
                 before = quick_holdings()

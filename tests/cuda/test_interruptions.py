@@ -18,8 +18,11 @@ from support.plan_requests import small_request
 from support.worker_process import WorkerProcess
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["cuda_vmm", "cuda_ipc"])
-def test_attaching_and_letting_go(kind: str, no_leaks: None, devices: FakeDevices, run_dir: Path) -> None:
+def test_attaching_and_letting_go(
+    kind: str, every: int, seed: int, no_leaks: None, devices: FakeDevices, run_dir: Path
+) -> None:
     plan = kvpage.plan(small_request())
     body = messages.CreatePool(
         name="mimo",
@@ -45,7 +48,7 @@ def test_attaching_and_letting_go(kind: str, no_leaks: None, devices: FakeDevice
         gc.collect()
         until(lambda: num_holders() == 0)
         before = held()
-        for moment in count(1):
+        for moment in count(1 + seed % every, every):
             is_over = not interrupted(attach, moment)
             if held() != before:
                 gc.collect()

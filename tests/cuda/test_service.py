@@ -235,6 +235,7 @@ def test_a_share_of_memory_is_a_share_of_what_is_free_on_the_device(devices: Fak
         assert 16 * MIB < state.memory_limit_bytes <= 32 * MIB
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("action", ["999", "kill"])
 @pytest.mark.parametrize("function", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemsetD8", "cuMemUnmap"])
 def test_a_driver_that_fails_fails_one_pool_and_harms_nothing_else(
@@ -263,6 +264,7 @@ def test_a_device_that_is_not_there_is_refused_at_once(
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_served_by_uuid", [False, True], ids=["as cuda:1", "by its UUID"])
 def test_a_device_is_found_by_either_of_its_names(is_served_by_uuid: bool, devices: FakeDevices, run_dir: Path) -> None:
     uuid = devices.uuids[1]
@@ -324,6 +326,7 @@ def test_a_torch_without_cuda_is_told_and_nothing_is_left(devices: FakeDevices, 
 ATTACHING = ("cuInit", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("function", ATTACHING)
 def test_a_client_that_dies_while_it_maps_leaves_nothing(function: str, devices: FakeDevices, run_dir: Path) -> None:
     with WorkerProcess(run_dir, device="cuda:0") as worker, worker.client() as operator:

@@ -56,7 +56,7 @@ def devices(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDev
 
 
 class _OnTheDouble(MemoryContract):
-    num_cycles = 20  # each starts a process; the long tier has more
+    num_cycles = 8  # each starts a process; the long tier has more
 
     def bytes_of(self, mapping: Mapping) -> torch.Tensor:
         return wrap_double(mapping)
@@ -194,6 +194,7 @@ MAKING = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("action", ["999", "kill"])
 @pytest.mark.parametrize(("task", "function"), [(task, name) for task, names in MAKING.items() for name in names])
 def test_whichever_call_fails_while_memory_is_made_nothing_is_left(

@@ -65,6 +65,7 @@ def snapshots(name: str, operation: str) -> tuple[Scene, Moments, list[bytes]]:
     return scene, moments, moments.of(partial(OPERATIONS[operation], scene))
 
 
+@pytest.mark.sampled(24)
 @ALL
 @EVERY
 def test_a_kill_at_any_store_leaves_the_operation_done_or_undone(name: str, operation: str) -> None:
@@ -102,6 +103,7 @@ def check_that_it_is_done_once(name: str, operation: str, buffer: Any, before: S
             }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("operation", ["everything at once", "free and take the room", "close", "commit a part"])
 def test_a_kill_amid_the_recovery_loses_nothing(name: str, operation: str, seed: int) -> None:
@@ -133,6 +135,7 @@ def check_that_it_goes_on(scene: Scene, before: PoolState, after: PoolState) -> 
     pool.check()
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "every"), [("three", 19), *(pytest.param(name, 1, marks=pytest.mark.long) for name in FEW)]
 )
@@ -143,6 +146,7 @@ def test_an_interruption_at_any_moment_leaves_the_operation_done_or_undone(
     expect_whole(name, operation, interrupted, 1 + seed % every, every)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("name", "every"), [("mixed", 131), pytest.param("states", 1, marks=pytest.mark.long)])
 @EVERY
 def test_an_error_at_any_bytecode_leaves_the_operation_done_or_undone(
@@ -191,7 +195,7 @@ def test_a_refused_step_that_is_interrupted_is_undone(name: str) -> None:
 
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("name", FEW)
-@pytest.mark.parametrize("num_kills", [4, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_kills", [3, pytest.param(100, marks=pytest.mark.long)])
 def test_a_process_killed_at_random_instants_leaves_its_step_done_or_undone(
     name: str, num_kills: int, seed: int
 ) -> None:

@@ -263,10 +263,14 @@ class SequencesOnASmallPool(RuleBasedStateMachine):
 
 TestSequencesOnASmallPool = SequencesOnASmallPool.TestCase
 SequencesOnASmallPool.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=min(150, settings().max_examples),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: "-".join(one.kind for one in plan[0]))
 @pytest.mark.parametrize("seed", range(3))
 def test_long_walks(plan: Any, seed: int) -> None:

@@ -138,10 +138,11 @@ def in_slabs(plan: kvpage.Plan, request: Json) -> bool:
     return plan.strategy in ("slab", "nested") and len(plan.groups) > 1 and not others
 
 
+@pytest.mark.parametrize("num_seeds", [20, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("strategy", ["scale_then_pad", "slab", "nested", "auto"])
-def test_whatever_the_strategy_ranks_have_the_same_groups_and_blocks(strategy: str) -> None:
+def test_whatever_the_strategy_ranks_have_the_same_groups_and_blocks(strategy: str, num_seeds: int) -> None:
     num_planned = num_slabs = 0
-    for seed in range(60):
+    for seed in range(num_seeds):
         request = random_request(random.Random(seed))
         found = searched(random.Random(seed), request, strategy)
         if found is None:
@@ -159,8 +160,8 @@ def test_whatever_the_strategy_ranks_have_the_same_groups_and_blocks(strategy: s
             if in_slabs(plan, request) and len(names) < len(whole.layers):
                 num_slabs += 1
                 assert plan.slab_bytes == ranks_oracle.least_slab_bytes(plan)
-    assert num_planned > 15
-    assert (num_slabs > 10) == (strategy != "scale_then_pad")
+    assert num_planned > num_seeds // 4
+    assert (num_slabs > 0) == (strategy != "scale_then_pad")
 
 
 def looks(group: Any) -> tuple[int, int]:

