@@ -75,6 +75,7 @@ LONGEST_FIRST = (
     "worker/test_adoption.py",
     "project/test_bootstrap.py",
     "docs/test_examples.py",
+    "docs/test_quickstart.py",
 )
 """Files of more than ten seconds. One of them taken up last would keep one process busy while the others are idle."""
 
