@@ -15,7 +15,7 @@ from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
 from kvpage.errors import SpecInvalid, nearest, shorten
 from kvpage_server.setting_fields import ENV_PREFIX, Fields, flag_of, setting_of, variable_of
-from kvpage_server.shown_settings import may_be_secret, shown
+from kvpage_server.shown_settings import has_password, may_be_secret, shown
 
 SYSTEM_FILE = Path("/etc/kvpage/kvpage.toml")
 CONFIG_VARIABLE = "KVPAGE_CONFIG"
@@ -99,7 +99,7 @@ def _validated(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Fiel
     except ValidationError as error:
         names = dict.fromkeys(str(fault["loc"][0]) for fault in error.errors(include_url=False))
         raise _refusal([_fault(name, values[name], origins[name]) for name in names]) from None
-    secrets = [name for name, value in values.items() if may_be_secret(name, value)]
+    secrets = [name for name, value in values.items() if may_be_secret(name, value) or has_password(value)]
     if secrets:
         raise _refusal([_fault(name, values[name], origins[name]) for name in secrets])
     return fields

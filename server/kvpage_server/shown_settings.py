@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from kvpage.errors import shorten, without_password
 from kvpage.token_file import may_be_token
 from kvpage_server.setting_fields import Fields, setting_of
+
+_WITH_USER = re.compile(r":.*@")
 
 
 def shown(name: str, value: object) -> str:
@@ -23,10 +26,15 @@ def shown(name: str, value: object) -> str:
 
 def masked(text: str) -> str:
     """`text`, without the password of a URL."""
-    return without_password(text) if "://" in text else text
+    return without_password(text) if has_password(text) else text
+
+
+def has_password(text: object) -> bool:
+    """Whether it is like a URL with a user, which no setting takes."""
+    return isinstance(text, str) and _WITH_USER.search(text) is not None
 
 
 def may_be_secret(name: str, value: object) -> bool:
     """Whether it is the token, given in place of the name of its file."""
     is_such = name in Fields.model_fields and setting_of(name).may_hold_a_token
-    return is_such and isinstance(value, (str, Path)) and may_be_token(value)
+    return is_such and (not isinstance(value, (str, Path)) or may_be_token(value))
