@@ -72,7 +72,7 @@ class AuditLog:
         except TimeoutError:
             raise _unavailable(f"it was not written within {PATIENCE_S:g} s") from None
         except (OSError, KvpageError) as error:
-            raise _unavailable(str(error)) from error
+            raise _unavailable(_reason(error)) from error
 
     def add(self, line: bytes, *, is_owed: bool) -> None:
         """Have it written, and wait for nothing. `is_owed`: kept until it can be; else dropped when it cannot."""
@@ -146,10 +146,16 @@ class AuditLog:
 
     def _tell_once(self, error: Exception | None) -> None:
         if error is not None and not self._is_failing:
-            logger.error("nothing is changed any more: the audit log %s cannot be written: %s", self._path, error)
+            logger.error(
+                "nothing is changed any more: the audit log %s cannot be written: %s", self._path, _reason(error)
+            )
         elif error is None and self._is_failing:
             logger.warning("the audit log %s is written again", self._path)
         self._is_failing = error is not None
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _unavailable(reason: str) -> AuditUnavailable:
