@@ -69,7 +69,7 @@ def on_service(command: Callable[Concatenate[Client, _Typed], _Result]) -> Calla
     @functools.wraps(command)
     def opening(*, url: str | None, token_file: Path | None, run_dir: str | None, **typed: Any) -> _Result:
         with connect(url=url, token_file=token_file, run_dir=run_dir) as client:
-            return command(client, **typed)  # type: ignore[call-arg]
+            return command(client, **typed)
 
     _, *own = inspect.signature(command).parameters.values()
     hints = _annotations_of(command, [one.name for one in own]) | _OF_SERVICE

@@ -93,7 +93,7 @@ def set_tenant(
     """Change what a tenant may. What is not given stays as it is; what it holds beyond a new quota stays its own."""
     found = find(client, pool, device)
     asked = None if quota in (None, NO_QUOTA) else parse_bytes(str(quota))
-    [before] = [one for one in client.tenants(found.id) if one.name == name] or [None]
+    before = next((one for one in client.tenants(found.id) if one.name == name), None)
     state = client.set_tenant(
         found.id,
         name,

@@ -8,11 +8,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from kvpage.cli.sizes import format_bytes
@@ -138,12 +148,18 @@ class _Bytes(ProgressColumn):
         return Text(f"{format_bytes(int(task.completed))} of {format_bytes(int(task.total or 0))}{rate}")
 
 
+def _whole(overflow: Literal["fold", "ellipsis"] = "fold") -> Column:
+    """On one line, whatever the terminal's width."""
+    return Column(no_wrap=True, overflow=overflow)
+
+
 @contextlib.contextmanager
 def _bar(console: Console | None, pool: Pool) -> Iterator[Callable[[Pool], None]]:
     if console is None or pool.state != "creating":
         yield lambda _: None
         return
-    columns = (TextColumn("committing {task.description}", markup=False), BarColumn(), _Bytes(), TimeRemainingColumn())
+    name = TextColumn("committing {task.description}", markup=False, table_column=_whole(overflow="ellipsis"))
+    columns = (name, BarColumn(bar_width=16), _Bytes(table_column=_whole()), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task(printable(pool.name), total=pool.buffer_size_bytes, completed=pool.committed_bytes)
 
@@ -161,7 +177,7 @@ def _spinner(console: Console | None) -> Iterator[Callable[[str], None]]:
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
-        tasks = []
+        tasks: list[TaskID] = []
 
         def show(text: str) -> None:
             if not tasks:  # most pools are deleted at once, and then there is nothing to say

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from kvpage.errors import KvpageError, WorkerLost
+from kvpage.exit_status import DONE, FAILED, error_json, status_of
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages, succession
 from kvpage.wire.client import WorkerClient
@@ -16,7 +19,7 @@ from kvpage_server.configured import run_directory_of
 from kvpage_server.device_process import SERVER_MARK, last_line_of
 from kvpage_server.setting_flags import FlagParser, parser_of
 from kvpage_server.setting_sources import Resolved, resolve
-from kvpage_server.start_errors import exit_status, report
+from kvpage_server.start_errors import report
 from kvpage_server.start_worker import device_of, worker_command
 from kvpage_server.worker_log import open_log, write_line
 
@@ -28,37 +31,57 @@ def main(arguments: Sequence[str]) -> int:
     command, *typed = arguments
     flags = (_drain_parser() if command == "drain" else _replace_parser()).parse(typed)
     wait_s, lose_pools = flags.pop("wait", 0.0), flags.pop("lose_pools", False)
+    as_json = flags.pop("json", False)
     try:
         resolved = resolve(flags, os.environ).with_device(DEFAULT_DEVICE)
-        if command == "drain":
-            _drain(resolved, wait_s=wait_s, lose_pools=lose_pools)
-        else:
-            _replace(resolved)
+        told = _drain(resolved, wait_s=wait_s, lose_pools=lose_pools) if command == "drain" else _replace(resolved)
     except (KvpageError, OSError) as error:
-        write_line(report(f"worker {command}", error))
-        return exit_status(error)
-    return 0
+        is_told = as_json and isinstance(error, KvpageError)
+        write_line(error_json(error) if is_told else report(f"worker {command}", error))
+        return status_of(error) if isinstance(error, KvpageError) else FAILED
+    if as_json:
+        sys.stdout.write(json.dumps(told.facts) + "\n")
+    else:
+        sys.stderr.write(told.text + "\n")
+    return DONE
 
 
-def _drain(resolved: Resolved, *, wait_s: float, lose_pools: bool) -> None:
+class Told(NamedTuple):
+    """What was done."""
+
+    text: str
+    facts: dict[str, Any]
+
+
+def _drain(resolved: Resolved, *, wait_s: float, lose_pools: bool) -> Told:
     runs, device = _place_of(resolved)
     with _client(runs, device) as client:
         body = succession.DrainWorker(timeout_s=wait_s, lose_pools=lose_pools)
         drained = client.ask(body, succession.WorkerDrained)
-    sys.stderr.write(f"drained {device}: its worker ends; it had {drained.num_pools} pools\n")
+    text = f"drained {device}: its worker ends; it had {drained.num_pools} pools"
+    return Told(text, {"device": device, "num_pools": drained.num_pools})
 
 
-def _replace(resolved: Resolved) -> None:
+def _replace(resolved: Resolved) -> Told:
     runs, device = _place_of(resolved)
     with _client(runs, device) as client:
         old = client.ask(messages.DescribeDevice(), messages.DeviceState)
     _start_successor(resolved, _environment_of(old.worker_pid))
     with _client(runs, device) as client:
         new = client.ask(messages.DescribeDevice(), messages.DeviceState)
-    sys.stderr.write(
+    num_clients = new.num_clients - 1  # without this one
+    text = (
         f"replaced {device}: worker {new.worker_pid} instead of {old.worker_pid}, {new.num_pools} pools,"
-        f" {new.num_clients - 1} clients\n"
+        f" {num_clients} clients"
     )
+    facts = {
+        "device": device,
+        "worker_pid": new.worker_pid,
+        "old_worker_pid": old.worker_pid,
+        "num_pools": new.num_pools,
+        "num_clients": num_clients,
+    }
+    return Told(text, facts)
 
 
 def _place_of(resolved: Resolved) -> tuple[RunDirectory, str]:
@@ -111,11 +134,17 @@ def _drain_parser() -> FlagParser:
     )
     parser.add_argument("--wait", type=float, metavar="SECONDS", help="how long holders may take; default 0")
     parser.add_argument("--lose-pools", action="store_true", help="end it even if nobody else keeps its pools")
-    return parser
+    return _with_json(parser)
 
 
 def _replace_parser() -> FlagParser:
-    return parser_of(
+    parser = parser_of(
         "worker", "Start a new worker that takes over pools, clients and socket.", command="replace",
         epilog="Without --memory from anywhere the new one has the budget of the one before.",
     )  # fmt: skip
+    return _with_json(parser)
+
+
+def _with_json(parser: FlagParser) -> FlagParser:
+    parser.add_argument("--json", action="store_true", help="print what was done as JSON, and errors too")
+    return parser

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import tempfile
@@ -26,10 +25,9 @@ from kvpage.errors import PoolNotFound
 from kvpage.exit_status import INTERRUPTED, TRY_AGAIN
 from support.api_service import ApiService
 from support.command_line import COMMAND, run, run_here
-from support.eventually import until
 from support.leaks import leak_guard
 from support.leased_pools import LAYERS, content
-from support.worker_process import readable
+from support.screen import Screen
 
 ESCAPES = "a\x1b[31mb\x9b2J\u202ec\rd[bold]"
 REQUEST = {
@@ -203,52 +201,6 @@ def test_a_service_that_ends_meanwhile_is_waited_for() -> None:
                     client.create_pool(REQUEST, name="later")
                     screen.wait_for("pool later")
                     assert screen.interrupt() == INTERRUPTED
-
-
-class Screen:
-    """The command on a terminal of its own of 80 columns."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._fd, terminal = pty.openpty()
-        environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "50"}
-        try:
-            self._child = subprocess.Popen(
-                [*COMMAND, *arguments], stdin=terminal, stdout=terminal, stderr=terminal, env=environment
-            )
-        finally:
-            os.close(terminal)
-        self.shown = self.all = ""
-        """Since something was last waited for, and since the beginning."""
-
-    def wait_for(self, text: str) -> None:
-        self.shown = ""
-        until(lambda: self._read() and text in self.shown)
-
-    def interrupt(self) -> int:
-        """As Ctrl-C does; its exit status."""
-        self._child.send_signal(signal.SIGINT)
-        until(lambda: not self._read())
-        return self._child.wait(60)
-
-    def _read(self) -> bool:
-        """False when it shows nothing any more."""
-        assert readable(self._fd), f"it shows nothing any more: {self.all}"
-        try:
-            data = os.read(self._fd, 65536).decode("utf-8", "replace")
-        except OSError:  # how a terminal ends
-            return False
-        self.shown += data
-        self.all += data
-        return bool(data)
-
-    def __enter__(self) -> Screen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._child.poll() is None:
-            self._child.kill()
-        self._child.wait()
-        os.close(self._fd)
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kvpage.errors import Conflict, Draining, NotFound, PermissionDenied, WorkerLost
+from kvpage.exit_status import TRY_AGAIN
 from kvpage.memory.host import HostMemory
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages, succession
@@ -156,7 +158,10 @@ def test_a_worker_that_dies_while_it_hands_over_is_replaced_all_the_same(worker:
 
 
 def test_nobody_is_replaced_where_nobody_runs(no_leaks: None, run_dir: Path) -> None:
-    assert command(run_dir, "replace").returncode == 1
+    done = command(run_dir, "replace", "--json")
+    assert (done.returncode, done.stdout) == (TRY_AGAIN, "")
+    told = json.loads(done.stderr)
+    assert (told["code"], told["retryable"]) == ("worker-lost", True)
     assert not (run_dir / "worker-host.sock").exists()
 
 
@@ -349,6 +354,7 @@ def test_pools_that_nobody_else_keeps_are_lost_only_on_request(worker: WorkerPro
     done = command(run_dir, "drain")
     assert done.returncode == 1
     assert "--lose-pools" in done.stderr
-    done = command(run_dir, "drain", "--lose-pools")
-    assert done.returncode == 0, done.stderr
+    done = command(run_dir, "drain", "--lose-pools", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"device": "host", "num_pools": 1}
     assert worker.wait() == 0
