@@ -1,0 +1,223 @@
+"""The log of the API process: what a line has, what it never has, and what does not end the process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+from kvpage.errors import KvpageError
+from kvpage_server import worker_log
+from kvpage_server.logs import formatter
+from kvpage_server.request_log import SLOW_S, log_request
+from support.api_service import COMMAND, ApiService
+from support.eventually import until
+
+TOKEN = "sesame-0123456789abcdef0123456789abcdef"
+SECRET = "Zq7-not-for-the-log"
+FIRST = ["time", "level", "event", "logger", "pid"]
+
+LOGS = """
+import logging, sys
+from kvpage_server.logs import configure_logging
+configure_logging(sys.argv[1], sys.argv[2])
+logging.getLogger("kvpage.api").info("hello", extra={"device": "host"})
+logging.getLogger("kvpage.api").debug("quiet")
+"""
+
+
+def logged(lines: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def answers(service: ApiService) -> bool:
+    try:
+        with service.client() as client:
+            return client.health() is not None
+    except KvpageError:
+        return False
+
+
+def line_of(record: logging.LogRecord, *, is_json: bool) -> str:
+    return formatter(is_json=is_json).format(record)
+
+
+def record_of(message: str, *args: object, **more: Any) -> logging.LogRecord:
+    record = logging.LogRecord("kvpage.api", logging.WARNING, __file__, 1, message, args, None)
+    record.__dict__.update(more)
+    return record
+
+
+# --- a real server ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiService]:
+    """Logs every request, takes a token, and has no worker."""
+    folder = tmp_path_factory.mktemp("r")
+    token_file = folder / "token"
+    token_file.write_text(TOKEN)
+    token_file.chmod(0o600)
+    options = ["--log-level", "debug", "--external-workers", "--port", "0", "--token-file", str(token_file)]
+    with ApiService(folder, *options, wait_ready=False) as service:
+        until(lambda: answers(service))
+        yield service
+
+
+def test_every_line_is_json_that_begins_alike_whoever_logs(talkative: ApiService) -> None:
+    lines = logged(talkative.log())
+    assert [list(line)[:5] for line in lines] == [FIRST] * len(lines)
+    assert {line["pid"] for line in lines} == {talkative.pid}
+    assert {"kvpage.api", "kvpage.request", "uvicorn.error"} <= {line["logger"] for line in lines}
+
+
+def test_a_request_is_one_line_with_the_id_of_its_answer(talkative: ApiService) -> None:
+    with httpx.Client(base_url=talkative.url, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        named = http.get("/v1/plans/none", headers={"X-Request-ID": "mine.1"})
+        unnamed = http.get("/livez")
+
+    def line(answer: httpx.Response) -> dict[str, Any]:
+        found = [one for one in logged(talkative.log()) if one.get("request_id") == answer.headers["x-request-id"]]
+        assert len(found) == 1
+        return found[0]
+
+    until(lambda: talkative.log().endswith("\n") and unnamed.headers["x-request-id"] in talkative.log())
+    asked = line(named)
+    assert asked["request_id"] == "mine.1"
+    kept = ("level", "event", "logger", "method", "path", "status", "peer_address")
+    assert [asked[name] for name in kept] == [
+        "debug", "request", "kvpage.request", "GET", "/v1/plans/none", 404, "127.0.0.1"
+    ]  # fmt: skip
+    assert asked["duration_s"] >= 0
+    assert line(unnamed)["path"] == "/livez"
+
+
+def test_no_secret_of_a_request_is_logged(talkative: ApiService) -> None:
+    with httpx.Client(base_url=talkative.url) as http:
+        for headers in ({"Authorization": f"Bearer {TOKEN}"}, {"Authorization": f"Bearer {SECRET}"}, {"X-Key": SECRET}):
+            http.get("/v1/pools", params={"key": SECRET}, headers=headers)
+            http.post("/v1/plans", json={"layers": SECRET, SECRET: 1}, headers=headers)
+            http.post("/v1/pools", content=SECRET, headers=headers)
+        last = http.get("/livez").headers["x-request-id"]
+    until(lambda: last in talkative.log())
+    assert "/v1/pools" in talkative.log()
+    assert TOKEN not in talkative.log()
+    assert SECRET not in talkative.log()
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"], ids=["full disk", "closed"])
+def test_a_log_that_cannot_be_written_ends_nothing(no_leaks: None, run_dir: Path, stderr: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {stderr}', "sh", *COMMAND]
+    options = ["--external-workers", "--log-level", "debug"]
+    with ApiService(run_dir, *options, wait_ready=False, command=command) as service:
+        until(lambda: answers(service))
+        assert (run_dir / "kvpage.lock").read_bytes() == b""  # no line went into what was opened first
+        assert service.terminate() == -signal.SIGTERM
+        assert service.log() == ""
+
+
+# --- form and level ---------------------------------------------------------------------------------------------------
+
+
+def lines_of(*arguments: str, terminal: tuple[int, int] | None = None) -> str:
+    """What the program logs into a pipe, or on a terminal of which both ends are given."""
+    command = [sys.executable, "-c", LOGS, *arguments]
+    if terminal is None:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stderr
+    ours, its = terminal
+    subprocess.run(command, stderr=its, check=True, timeout=60, env=os.environ | {"NO_COLOR": "1"})
+    return os.read(ours, 65536).decode()
+
+
+def test_a_terminal_gets_text_and_everything_else_json() -> None:
+    terminal = os.openpty()
+    text = lines_of("auto", "info", terminal=terminal)
+    assert "hello" in text
+    assert "device=host" in text
+    assert "{" not in text
+    [line] = logged(lines_of("json", "info", terminal=terminal))
+    for fd in terminal:
+        os.close(fd)
+    assert (line["event"], line["device"], line["level"]) == ("hello", "host", "info")
+    assert [one["event"] for one in logged(lines_of("auto", "debug"))] == ["hello", "quiet"]
+    assert "{" not in lines_of("text", "info")
+    assert lines_of("json", "error") == ""
+
+
+def test_the_workers_lines_have_the_same_names(capfd: pytest.CaptureFixture[str]) -> None:
+    worker_log.log("started", level="warning", device="host")
+    [line] = logged(capfd.readouterr().err)
+    assert list(line) == [*FIRST, "device"]
+    [other] = logged(line_of(record_of("started", device="host"), is_json=True))
+    assert list(other) == list(line)
+    assert len(other["time"]) == len(line["time"])
+    assert other["level"] == line["level"] == "warning"
+
+
+def test_a_traceback_is_one_line_of_json_and_shows_no_local_variable() -> None:
+    token = SECRET  # noqa: F841  # in the frame that fails
+    try:
+        raise ValueError("why")
+    except ValueError:
+        record = record_of("it failed", exc_info=sys.exc_info())
+    line = line_of(record, is_json=True)
+    assert "\n" not in line
+    assert "ValueError: why" in json.loads(line)["exception"]
+    text = line_of(record, is_json=False)
+    assert "ValueError: why" in text
+    assert SECRET not in line + text
+
+
+def test_no_event_looks_like_two_lines() -> None:
+    for is_json in (True, False):
+        assert "\n" not in line_of(record_of("from %s", "somebody\n2026 [error] forged"), is_json=is_json)
+
+
+def test_what_json_does_not_know_is_logged_as_text() -> None:
+    [line] = logged(line_of(record_of("odd", path=Path("/x"), text="\udcff"), is_json=True))
+    assert "/x" in line["path"]
+
+
+def test_every_line_of_a_request_has_its_id() -> None:
+    with structlog.contextvars.bound_contextvars(request_id="r1"):
+        [line] = logged(line_of(record_of("inside"), is_json=True))
+    assert list(line) == [*FIRST, "request_id"]
+    assert "request_id" not in line_of(record_of("outside"), is_json=True)
+
+
+# --- which requests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "duration_s", "level"),
+    [
+        ({}, 200, 0.1, "DEBUG"),
+        ({}, 404, 0.1, "DEBUG"),
+        ({}, 401, 0.1, "DEBUG"),
+        ({}, None, 0.1, "DEBUG"),
+        ({}, 200, SLOW_S * 2, "INFO"),
+        ({"query_string": b"wait=30"}, 200, SLOW_S * 2, "DEBUG"),
+        ({"headers": [(b"prefer", b"wait=30")]}, 202, SLOW_S * 2, "DEBUG"),
+        ({"path": "/v1/pools/p/leases/l/blocks:batch"}, 200, SLOW_S * 2, "DEBUG"),
+        ({"query_string": b"wait=30"}, 503, SLOW_S * 2, "WARNING"),
+        ({}, 500, 0.1, "WARNING"),
+    ],
+)
+def test_requests_that_went_wrong_or_were_slow_are_seen_without_debugging(
+    caplog: pytest.LogCaptureFixture, changes: dict[str, Any], status: int | None, duration_s: float, level: str
+) -> None:
+    scope = {"method": "GET", "path": "/v1/pools", "query_string": b"", "headers": [], "client": ("10.0.0.1", 1)}
+    with caplog.at_level(logging.DEBUG, logger="kvpage.request"):
+        log_request({**scope, **changes}, status, duration_s)
+    [record] = caplog.records
+    assert (record.levelname, record.getMessage()) == (level, "request")
