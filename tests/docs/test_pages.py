@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,12 @@ from support.page_checks import (
     absent_paths,
     bad_images,
     dead_links,
+    dead_mentions,
     figures_without_a_source,
     tables_without_a_command,
     unchecked_fences,
     unknown_commands,
+    unlisted,
 )
 
 Check = Callable[[Page], list[str]]
@@ -72,6 +75,31 @@ def test_what_is_right_is_no_fault() -> None:
     assert {check.__name__: check(Page(ROOT / "docs" / "page.md", text)) for check in CHECKS} == {
         check.__name__: [] for check in CHECKS
     }
+
+
+def test_what_is_shipped_sends_readers_to_pages_that_are_there() -> None:
+    found = {str(path.relative_to(ROOT)): dead_mentions(path.read_text()) for path in shipped()}
+    assert len(found) > 100
+    assert {name: dead for name, dead in found.items() if dead} == {}
+
+
+def shipped() -> list[Path]:
+    """Text that is no page: code, settings, alerts, what is deployed."""
+    folders = ("kvpage", "server", "scripts", "benchmarks", "examples", "deploy")
+    suffixes = (".py", ".js", ".html", ".json", ".yaml", ".yml", ".toml", ".service", ".env")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
+    return sorted([*files, ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "pyproject.toml"])
+
+
+def test_a_mention_of_what_is_not_there_is_found() -> None:
+    text = "see docs/memory.md, docs/memory.md#handle-kinds, docs/memory.md#nowhere and (docs/nothing.md)"
+    assert dead_mentions(text) == ["docs/memory.md#nowhere", "docs/nothing.md"]
+
+
+def test_the_index_has_every_page() -> None:
+    names = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("*.md")]
+    assert unlisted(page(ROOT / "docs" / "README.md"), set(names) - {"README.md"}) == []
+    assert unlisted(Page(ROOT / "docs" / "README.md", "[a](a.md#b)"), ["a.md", "c.md"]) == ["c.md"]
 
 
 def test_anchors_are_named_as_on_github() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from kvpage.cli.commands import app
-from kvpage_server import serve, worker, worker_commands
+from kvpage_server import config_command, serve, start_worker, worker_commands
 from support.checkout import ROOT
 from support.markdown import Page
 
@@ -27,9 +27,11 @@ def options() -> dict[tuple[str, ...], set[str]]:
     root = typer.main.get_command(app)
     known = dict(_walk(root, ()))
     known[("serve",)] = _helped(serve.main, "--help")
-    known[("worker",)] = _helped(worker.main, "--help")
+    known[("worker",)] = _helped(start_worker.main, "--help")
     known[("worker", "drain")] = _helped(worker_commands.main, "drain", "--help")
     known[("worker", "replace")] = known[("worker",)] | _helped(worker_commands.main, "replace", "--help")
+    known[("config",)] = _helped(config_command.main, "--help")
+    known |= {("config", program): known[("config",)] | known[(program,)] for program in ("serve", "worker")}
     return known
 
 
@@ -70,14 +72,14 @@ def named(page: Page, program: str) -> Iterator[list[str]]:
 
 
 def fault(words: list[str]) -> str | None:
-    """What is wrong with a command of `kvpage`, or None."""
+    """What is wrong with a command of `kvpage`, or None. A word in capitals stands for any."""
     path: tuple[str, ...] = ()
     for word in words:
         if (*path, word) not in options():
             break
         path = (*path, word)
     rest = words[len(path) :]
-    if not path and not rest[0].startswith("-"):
+    if not path and not rest[0].startswith("-") and not rest[0].isupper():
         return f"there is no command {rest[0]}"
     unknown = [word for word in rest if OPTION.match(word) and word.partition("=")[0] not in options()[path]]
     return f"{' '.join(path)} has no {unknown[0]}" if unknown else None

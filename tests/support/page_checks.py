@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,21 @@ def _leads_somewhere(checked: Page, link: str) -> bool:
     if not anchor:
         return True
     return target.suffix == ".md" and anchor in page(target).anchors
+
+
+MENTION = re.compile(r"\bdocs/([\w/-]+\.md)(#[\w-]+)?")
+
+
+def dead_mentions(text: str) -> list[str]:
+    """Pages, and places in them, that code, settings and alerts send their readers to."""
+    root = Page(ROOT / "README.md", "")
+    mentions = {f"docs/{path}{anchor}" for path, anchor in MENTION.findall(text)}
+    return sorted(mention for mention in mentions if not _leads_somewhere(root, mention))
+
+
+def unlisted(index: Page, names: Iterable[str]) -> list[str]:
+    """Pages that the index does not name."""
+    return sorted(set(names) - {link.partition("#")[0] for link in index.links})
 
 
 def bad_images(checked: Page) -> list[str]:
