@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kvpage.wire.channel import close_fds
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.messages import AdoptPool, ChunkInfo, PoolState
 from kvpage_server.control_block import ControlRecord, write_control_block
+from support.leaks import leak_guard
 from support.pools import OVERHEAD_BYTES, PLAN, PLAN_ID, SIZE_BYTES, create_pool, export_pool
 from support.worker_process import WorkerProcess
 
@@ -53,6 +55,32 @@ class Legacy:
         self.control.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def untouched() -> Iterator[WorkerProcess]:
+    """One worker for all tests that leave nothing in it; `nothing_left` sees to that. It is there before they look."""
+    with leak_guard(), tempfile.TemporaryDirectory(prefix="kvp-") as folder, WorkerProcess(Path(folder)) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def num_fds_at_rest(untouched: WorkerProcess) -> int:
+    """What it has open while a keeper is connected."""
+    with untouched.client(role="api") as keeper:
+        keeper.request(messages.ListPools())
+        return untouched.num_fds()
+
+
+@pytest.fixture
+def worker(
+    request: pytest.FixtureRequest, untouched: WorkerProcess, no_leaks: None, run_dir: Path
+) -> Iterator[WorkerProcess]:
+    if "nothing_left" in request.fixturenames:
+        yield untouched
+        return
+    with WorkerProcess(run_dir) as worker:
+        yield worker
+
+
 @pytest.fixture
 def keeper(worker: WorkerProcess) -> Iterator[WorkerClient]:
     with worker.client(role="api") as keeper:
@@ -67,12 +95,12 @@ def legacy(keeper: WorkerClient) -> Iterator[Legacy]:
 
 
 @pytest.fixture
-def nothing_left(worker: WorkerProcess, keeper: WorkerClient) -> Iterator[None]:
+def nothing_left(worker: WorkerProcess, keeper: WorkerClient, num_fds_at_rest: int) -> Iterator[None]:
     """Whatever the test offered, the worker has no pool and no descriptor more than before."""
-    before = worker.num_fds()
+    assert worker.settles_at(num_fds_at_rest, keeper)
     yield
     assert keeper.ask(messages.ListPools(), messages.PoolList).pools == []
-    assert worker.settles_at(before, keeper)
+    assert worker.settles_at(num_fds_at_rest, keeper)
 
 
 def test_what_another_worker_left_is_adopted(keeper: WorkerClient, legacy: Legacy) -> None:
