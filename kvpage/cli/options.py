@@ -95,4 +95,4 @@ def connect(*, url: str | None, token_file: Path | None, run_dir: str | None, **
     from kvpage.client.http import Client
 
     where = Where.of({"url": url, "run_dir": run_dir, "token_file": None if token_file is None else str(token_file)})
-    return Client(where.url, run_dir=where.run_dir, token=where.token(), **options)
+    return Client(where.url, run_dir=where.run_dir, token=where.token(), ca_file=where.ca_file, **options)

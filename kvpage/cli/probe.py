@@ -78,11 +78,17 @@ def _bound(sock: socket.socket, deadline_s: float) -> None:
 def _over_url(where: Where, target: str, timeout_s: float) -> tuple[int, bytes]:
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
+    from kvpage.client.trust import context_of  # `ssl` takes as long as all the rest
+
     url = shorten(str(where.url))
     try:
         parsed = urlsplit(str(where.url))
-        kind = {"http": HTTPConnection, "https": HTTPSConnection}[parsed.scheme]
-        connection = kind(parsed.hostname or "", parsed.port, timeout=timeout_s)
+        host, port = parsed.hostname or "", parsed.port
+        if parsed.scheme == "https":
+            trusted = None if where.ca_file is None else context_of(where.ca_file)
+            connection: HTTPConnection = HTTPSConnection(host, port, timeout=timeout_s, context=trusted)
+        else:
+            connection = {"http": HTTPConnection}[parsed.scheme](host, port, timeout=timeout_s)
     except (ValueError, KeyError, HTTPException) as error:
         raise SpecInvalid(f"url {url!r} is not one; use http://HOST:PORT or https://HOST:PORT") from error
     token = where.token()

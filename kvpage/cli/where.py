@@ -10,7 +10,7 @@ from pathlib import Path
 from kvpage.errors import SpecInvalid
 from kvpage.token_file import read_token
 
-URL_VARIABLE, TOKEN_FILE_VARIABLE = "KVPAGE_URL", "KVPAGE_TOKEN_FILE"
+URL_VARIABLE, TOKEN_FILE_VARIABLE, CA_FILE_VARIABLE = "KVPAGE_URL", "KVPAGE_TOKEN_FILE", "KVPAGE_CA_FILE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class Where:
     """None for the socket in the run directory."""
     run_dir: str | None
     token_file: Path | None
+    ca_file: str | None = None
+    """Authorities whose certificate an https server must show; None: those that are commonly known."""
 
     @classmethod
     def of(cls, typed: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Where:
@@ -32,7 +34,12 @@ class Where:
         if url is None and run_dir is None:
             url = environ.get(URL_VARIABLE) or None
         token_file = typed["token_file"] or environ.get(TOKEN_FILE_VARIABLE) or None
-        return cls(url=url, run_dir=run_dir, token_file=None if token_file is None else Path(token_file))
+        return cls(
+            url=url,
+            run_dir=run_dir,
+            token_file=None if token_file is None else Path(token_file),
+            ca_file=environ.get(CA_FILE_VARIABLE) or None,
+        )
 
     def token(self) -> str | None:
         """Read now. The socket in the run directory needs none: the kernel says who asks. Raises `SpecInvalid`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import ssl
 from dataclasses import dataclass
 from typing import Self
 
@@ -76,6 +77,12 @@ class Address:
             return DeviceUnavailable(
                 f"the kvpage server at {self.place} took no connection within {self.timeout_s:g} s: its queue is full;"
                 " is it stopped, or do very many processes connect at once?",
+                details=details,
+            )
+        if isinstance(reason, ssl.SSLError):
+            return DeviceUnavailable(
+                f"the connection to {self.place} was not secured: {shorten(str(reason))}; name who signed the server's"
+                " certificate with ca_file= or KVPAGE_CA_FILE, and call the server as the certificate does",
                 details=details,
             )
         if isinstance(error, httpx.ConnectError):

@@ -15,6 +15,7 @@ from kvpage.client.block_resources import BlockMap, ContentsPage, LeaseState, Te
 from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.events import Event, EventReading
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
+from kvpage.client.trust import server_trust
 from kvpage.client.unix_transport import AsyncUnixTransport
 from kvpage.errors import KvpageError
 from kvpage.plans import Plan
@@ -38,6 +39,7 @@ class AsyncClient:
         *,
         run_dir: str | None = None,
         token: str | None = None,
+        ca_file: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -47,7 +49,12 @@ class AsyncClient:
         if transport is None and address.socket_path is not None:
             transport = AsyncUnixTransport(address.socket_path)
         self._http = httpx.AsyncClient(
-            base_url=address.url, headers=address.headers, timeout=timeout_s, transport=transport, trust_env=False
+            base_url=address.url,
+            headers=address.headers,
+            timeout=timeout_s,
+            transport=transport,
+            trust_env=False,
+            verify=server_trust(ca_file),
         )
 
     def __repr__(self) -> str:

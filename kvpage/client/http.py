@@ -15,6 +15,7 @@ from kvpage.client.block_resources import BlockMap, ContentsPage, LeaseState, Te
 from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.events import Event, EventReading
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
+from kvpage.client.trust import server_trust
 from kvpage.client.unix_transport import UnixTransport
 from kvpage.errors import KvpageError
 from kvpage.plans import Plan
@@ -40,20 +41,27 @@ class Client:
         *,
         run_dir: str | None = None,
         token: str | None = None,
+        ca_file: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """`url`: such as `http://127.0.0.1:8080`; default the socket in the run directory, see `RunDirectory.default`.
 
-        `token`: a bearer token, for a URL. `timeout_s`: for connecting and for each answer, waiting not counted.
-        `transport`: what carries requests, for tests and for TLS of one's own.
+        `token`: a bearer token, for a URL. `ca_file`: authorities (PEM) whose certificate an https server must show.
+        `timeout_s`: for connecting and for each answer, waiting not counted. `transport`: what carries requests, for
+        tests and for TLS of one's own, such as with a client's certificate.
         """
         address = self._address = Address.of(url, run_dir, token, timeout_s)
         self._pid = os.getpid()
         if transport is None and address.socket_path is not None:
             transport = UnixTransport(address.socket_path)
         self._http = httpx.Client(
-            base_url=address.url, headers=address.headers, timeout=timeout_s, transport=transport, trust_env=False
+            base_url=address.url,
+            headers=address.headers,
+            timeout=timeout_s,
+            transport=transport,
+            trust_env=False,
+            verify=server_trust(ca_file),
         )
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ class RawHttp:
     """`over`: "unix" or "tcp". `<host>` in what is sent becomes the name of the server."""
 
     def __init__(self, service: ApiService, over: str = "tcp") -> None:
-        self._host = service.url.removeprefix("http://")
+        self._host = service.url.partition("://")[2]
         if over == "unix":
             self.socket = socket.socket(socket.AF_UNIX)
             address: str | tuple[str, int] = str(service.run_directory.api_socket)
