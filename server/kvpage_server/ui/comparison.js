@@ -7,7 +7,7 @@ import { requestText, STRATEGIES } from "./plan_request.js";
 
 const COLUMNS = [
   "Strategy", { text: "Bytes a slab", number: true }, { text: "Slabs", number: true }, { text: "Tables", number: true },
-  { text: "Requests at once", number: true }, { text: "Longest request", number: true }, { text: "Waste", number: true }, "",
+  { text: "Requests at once", number: true }, { text: "Longest request", number: true }, { text: "Waste", number: true }, { text: "As a bar", quiet: true },
 ];
 
 /** `choose(strategy)` is called by its button. One after the other: planning takes a processor. */

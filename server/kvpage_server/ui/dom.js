@@ -23,16 +23,15 @@ function filled(element, properties, children) {
   return element;
 }
 
-/** A table's head and rows. `columns`: texts, or `{text, number: true}`. */
-export function fillTable(table, columns, rows, caption = null) {
+/** A table's head and rows. `columns`: texts, or `{text, number, quiet}`; a quiet one is read out, not shown. */
+export function fillTable(table, columns, rows) {
   const heads = columns.map((column) => {
-    const { text, number } = typeof column === "string" ? { text: column } : column;
-    return make("th", { scope: "col", class: number ? "number" : null }, text);
+    const { text, number, quiet } = typeof column === "string" ? { text: column } : column;
+    const shown = quiet ? make("span", { class: "visually-hidden" }, text) : text;
+    return make("th", { scope: "col", class: number ? "number" : null }, shown);
   });
   const body = rows.map((cells) => make("tr", {}, ...cells.map((cell, place) => asCell(cell, columns[place]))));
-  const parts = [make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body)];
-  if (caption) parts.unshift(make("caption", { class: "visually-hidden" }, caption));
-  table.replaceChildren(...parts);
+  table.replaceChildren(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
 }
 
 function asCell(cell, column) {

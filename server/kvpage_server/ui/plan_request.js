@@ -84,7 +84,7 @@ const FIELD_OF = [
   ["/model/draft", "draft"], ["/model", "config"], ["/layers", "config"], ["/memory_bytes", "memory"],
   ["/max_model_len", "max_model_len"], ["/max_num_batched_tokens", "max_num_batched_tokens"], ["/strategy", "strategy"],
 ];
-const FIELD_OF_CODE = { "not-enough-memory": "memory" };
+const FIELD_OF_CODE = { "not-enough-memory": "memory", "json-invalid": "config" };
 
 /** The server's refusal as faults of controls; `field` is null for what is about none of them. */
 export function faultsOf(problem) {

@@ -53,8 +53,8 @@ function showWaste({ waste, capacity }) {
   say(byId("waste-of"), length === null ? "Of one block of every table:" : `Of what one request of ${number(length)} tokens holds, ${number(waste.total_bytes)} bytes:`);
   const total = waste.total_bytes || 1;
   const rows = PARTS.map(([kind, name, field]) => [name, bar([[kind, waste[field] / total]]), number(waste[field]), percent(waste[field] / total)]);
-  rows.push(["Too little for a block", "", number(waste.unallocated_bytes), "of the memory"]);
-  fillTable(byId("waste"), ["Part", "", { text: "Bytes", number: true }, { text: "Share", number: true }], rows);
+  rows.push(["Memory too little for a block", "", number(waste.unallocated_bytes), "–"]);
+  fillTable(byId("waste"), ["Part", { text: "As a bar", quiet: true }, { text: "Bytes", number: true }, { text: "Share", number: true }], rows);
 }
 
 /** What a request of the longest length holds beyond what it needs, as a share. */

@@ -10,6 +10,7 @@ import { Fault, faultsOf, read, requestText } from "./plan_request.js";
 import { asFragment, DEFAULTS, memoryOfRange, ofFragment, rangeOfMemory, readForm, writeForm } from "./plan_state.js";
 
 const DEBOUNCE_MS = 180;
+const COMPARE_AFTER_MS = 250;
 const FIELDS = ["config", "strategy", "memory", "tp", "kv_dtype", "max_model_len", "block_size", "max_num_batched_tokens", "mtp", "draft"];
 const OF_MODELS = ["tp", "kv_dtype", "block_size", "mtp", "draft"];
 const MAX_FILE_BYTES = 4 * 2 ** 20; // the server takes no more
@@ -121,7 +122,7 @@ async function planNow(state, signal) {
   const text = requestText(state);
   byId("plan-view").setAttribute("data-busy", "");
   const made = await askJson("v1/plans", { method: "POST", body: text, signal });
-  if (made.plans) throw new Fault("config", "This request is of several ranks; the page plans one. Leave ranks out.");
+  if (made.ranks) throw new Fault("config", "This request is of several ranks; the page plans one. Leave ranks out.");
   const picture = await (await ask(`v1/plans/${made.plan_id}/layout.svg`, { signal })).blob();
   showFaults([]);
   byId("plan-result").hidden = false;
@@ -133,6 +134,7 @@ async function planNow(state, signal) {
   showCopies(state, text, made, fragment, isOfModel);
   byId("plan-view").removeAttribute("data-busy");
   byId("plan-view").dataset.planned = made.plan_id;
+  await later(COMPARE_AFTER_MS, signal); // while something is being turned, one plan at a time is enough
   await showComparison(state, made, signal, (strategy) => {
     writeForm({ ...readForm(), strategy });
     plan(0);

@@ -22,9 +22,9 @@ export function showDevices(devices) {
     const reserved = device.reserved_bytes ?? 0;
     const name = device.device_name ? `${device.device} (${device.device_name})` : device.device;
     return [name, device.detail ? `${device.state}: ${device.detail}` : device.state, limit ? bar([["used", reserved / limit]]) : "",
-      limit === null ? "–" : `${bytes(reserved)} of ${bytes(limit)}`, number(device.num_pools), device.worker_pid === null ? "–" : String(device.worker_pid)];
+      limit === null ? "–" : make("td", { class: "number" }, `${bytes(reserved)} of ${bytes(limit)}`), number(device.num_pools), device.worker_pid === null ? "–" : String(device.worker_pid)];
   });
-  fill("devices", ["Device", "State", "Budget", "", numeric("Pools"), numeric("Worker pid")], rows);
+  fill("devices", ["Device", "State", { text: "As a bar", quiet: true }, numeric("Budget"), numeric("Pools"), numeric("Worker pid")], rows);
 }
 
 export function showPools(pools, history, chosen, choose) {
@@ -87,5 +87,5 @@ function showTenants({ tenants }) {
     tenant.name || "(none named)", bytes(tenant.used_bytes), tenant.quota_bytes === null ? "no limit" : bytes(tenant.quota_bytes),
     tenant.quota_bytes ? bar([["used", tenant.used_bytes / tenant.quota_bytes]]) : "", String(tenant.priority), String(tenant.weight), number(tenant.num_leases), number(tenant.num_waiting),
   ]);
-  fill("tenants", ["Tenant", numeric("Uses"), numeric("Quota"), "", numeric("Priority"), numeric("Weight"), numeric("Leases"), numeric("Waiting")], rows);
+  fill("tenants", ["Tenant", numeric("Uses"), numeric("Quota"), { text: "As a bar", quiet: true }, numeric("Priority"), numeric("Weight"), numeric("Leases"), numeric("Waiting")], rows);
 }
