@@ -1,4 +1,6 @@
-"""What `import kvpage` costs beside an empty interpreter, and the memory of the two server processes."""
+"""What `import kvpage` costs beside an empty interpreter, what reading settings costs a worker's start, and the memory
+of the two server processes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,28 @@ def main() -> None:
         rounds=20,
     )
     print_table("starting", timings, floor="python -c pass")
+    _print_start_of_worker()
     _print_memory()
+
+
+def _print_start_of_worker() -> None:
+    """Until clients can connect: a worker that is given everything, and one whose settings are read for it."""
+    timings = take_turns(
+        {"worker": lambda: _worker("worker"), "settings, then worker": lambda: _worker("start-worker")}, rounds=10
+    )
+    print_table("starting a worker", timings, floor="worker")
+
+
+def _worker(program: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="kvpage-bench-") as folder:
+        ready, told = os.pipe()
+        command = [sys.executable, "-m", "kvpage_server", program, "--device", "host", "--run-dir", folder]
+        worker = subprocess.Popen([*command, "--ready-fd", str(told)], pass_fds=[told], stderr=subprocess.DEVNULL)
+        os.close(told)
+        os.read(ready, 1)
+        os.close(ready)
+        worker.kill()
+        worker.wait()
 
 
 def _python(code: str) -> None:

@@ -117,7 +117,7 @@ class Fields(BaseSettings):
         DEFAULT_RATE_LIMIT_PER_S,
         gt=0,
         le=1_000_000,
-        description="Requests a second that change something, over TCP.",
+        description="Requests a second that change something, with each token over TCP.",
     )
     log_format: Annotated[LogFormat, Setting("auto, json or text", "FORMAT")] = Field(
         "auto", description="Lines of the log; auto is text on a terminal, else JSON."

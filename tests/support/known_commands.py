@@ -67,7 +67,7 @@ def named(page: Page, program: str) -> Iterator[list[str]]:
     ]
     for code in [*page.code_spans, *lines]:
         words = END_OF_COMMAND.split(code.strip().removeprefix("$ "), maxsplit=1)[0].split()
-        if words[:1] == [program] and len(words) > 1:
+        if words[:1] == [program] and len(words) > 1 and not words[1].endswith(":"):  # "kvpage serve: …" is an error
             yield words[1:]
 
 
