@@ -197,6 +197,7 @@ def test_without_a_descriptor_a_connection_refuses_to_attach_and_lives_on(
     connection.attach("mimo").close()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("free", range(4))
 def test_with_hardly_a_descriptor_attaching_is_refused_whole(
     worker: WorkerProcess, run_dir: Path, attachment: kvpage.Attachment, free: int

@@ -69,6 +69,7 @@ def snapshots(geometry: str, operation: str) -> tuple[list[bytes], State, State]
     return found, before, state_of(here.pool)
 
 
+@pytest.mark.sampled(50)
 @BOTH
 @EVERY
 def test_a_kill_at_any_store_leaves_the_operation_done_or_undone(geometry: str, operation: str) -> None:
@@ -83,6 +84,7 @@ def test_a_kill_at_any_store_leaves_the_operation_done_or_undone(geometry: str, 
             pool.check()
 
 
+@pytest.mark.sampled(30)
 @BOTH
 @EVERY
 def test_a_kill_amid_the_recovery_loses_nothing(geometry: str, operation: str) -> None:
@@ -103,6 +105,7 @@ def test_a_kill_amid_the_recovery_loses_nothing(geometry: str, operation: str) -
             assert done_or_undone(state_of(reopened(geometry, bytearray(second))), before, after)
 
 
+@pytest.mark.sampled(30)
 @BOTH
 @EVERY
 def test_a_store_that_fails_leaves_the_operation_done_or_undone(geometry: str, operation: str) -> None:
@@ -142,6 +145,7 @@ def after_of(geometry: str, operation: str) -> State:
     return state_of(here.pool)
 
 
+@pytest.mark.sampled(30)
 @BOTH
 @EVERY
 def test_an_interruption_at_any_moment_leaves_the_operation_done_or_undone(geometry: str, operation: str) -> None:
@@ -158,6 +162,7 @@ def test_an_interruption_at_any_moment_leaves_the_operation_done_or_undone(geome
 # --- real kills -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_what_a_process_leaves_that_kills_itself_at_a_store_is_what_was_foreseen(geometry: str, seed: int) -> None:
@@ -174,6 +179,7 @@ def test_what_a_process_leaves_that_kills_itself_at_a_store_is_what_was_foreseen
             pool.check()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize("num_kills", [8, pytest.param(200, marks=pytest.mark.long)])

@@ -214,6 +214,7 @@ def test_workers_can_be_left_running(service: ApiService) -> None:
             assert client.find_pool("mimo").state == "ready"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_the_end_leaves_no_process_and_no_socket(service: ApiService, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -226,6 +227,7 @@ def test_the_end_leaves_no_process_and_no_socket(service: ApiService, number: si
     assert sorted(path.name for path in service.run_directory.path.glob("*.sock")) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_one_that_is_told_again_and_again_ends_in_its_order_all_the_same(
     service: ApiService, number: signal.Signals
