@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -63,67 +63,70 @@ class Fields(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
 
     run_dir: Annotated[Path | None, Setting("the path of a folder", "DIR", programs=BOTH)] = Field(
-        None, description="Folder of sockets and logs; without it the first that can be used, see docs/operations.md."
+        default=None,
+        description="Folder of sockets and logs; without it the first that can be used, see docs/operations.md.",
     )
     devices: Annotated[Devices, Setting("host, cuda:N or a GPU UUID, each once", "NAME", "--device")] = Field(
-        ("host",), description="Devices to serve. The flag is repeated; the variable separates them by commas."
+        default=("host",), description="Devices to serve. The flag is repeated; the variable separates them by commas."
     )
     device: Annotated[str | None, Setting("host, cuda:N, or a GPU or MIG UUID", "NAME", "--device", ("worker",))] = (
-        Field(None, description="The one device of `kvpage worker`, which must have it from somewhere.")
+        Field(default=None, description="The one device of `kvpage worker`, which must have it from somewhere.")
     )
     memory: Annotated[TextOrNumber | None, Setting(SIZE, "BYTES|SHARE", programs=BOTH)] = Field(
-        None, description="Budget of each worker; without it half of what is available, or what it had before."
+        default=None, description="Budget of each worker; without it half of what is available, or what it had before."
     )
     group: Annotated[TextOrNumber | None, Setting("a Unix group by name or number", "GROUP", programs=BOTH)] = Field(
-        None, description="Unix group whose members may connect to the sockets."
+        default=None, description="Unix group whose members may connect to the sockets."
     )
     external_workers: Annotated[bool, Setting(YES_OR_NO)] = Field(
-        False, description="Something else starts and ends the workers (an init system)."
+        default=False, description="Something else starts and ends the workers (an init system)."
     )
-    leave_workers: Annotated[bool, Setting(YES_OR_NO)] = Field(False, description="Workers go on when the server ends.")
+    leave_workers: Annotated[bool, Setting(YES_OR_NO)] = Field(
+        default=False, description="Workers go on when the server ends."
+    )
     adopt_within_s: Annotated[float, Setting("seconds from 0 to 3600", "SECONDS", "--adopt-within", programs=BOTH)] = (
         Field(
-            DEFAULT_ADOPT_WITHIN_S,
+            default=DEFAULT_ADOPT_WITHIN_S,
             ge=0,
             le=3600,
             description="How long clients wait for the pools of a worker that died to be handed over.",
         )
     )
     host: Annotated[str, Setting("an address or name of this machine", "ADDRESS")] = Field(
-        DEFAULT_HOST, pattern=r"^[^\s/@]+$", description="TCP address to listen on."
+        default=DEFAULT_HOST, pattern=r"^[^\s/@]+$", description="TCP address to listen on."
     )
     port: Annotated[int | None, Setting("a number from 0 to 65535, 0 for any free port", "PORT")] = Field(
-        None, ge=0, le=65535, description="TCP port; without it only the Unix socket is served."
+        default=None, ge=0, le=65535, description="TCP port; without it only the Unix socket is served."
     )
     token_file: Annotated[Path | None, Setting(FILE, "FILE", may_hold_a_token=True)] = Field(
-        None, description="File with the bearer tokens that are taken over TCP."
+        default=None, description="File with the bearer tokens that are taken over TCP."
     )
     tls_cert_file: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
-        None, description="Certificate chain (PEM) to serve TLS with."
+        default=None, description="Certificate chain (PEM) to serve TLS with."
     )
     tls_key_file: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
-        None, description="Private key (PEM) of the certificate."
+        default=None, description="Private key (PEM) of the certificate."
     )
     tls_client_ca_file: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
-        None, description="Certificates (PEM) by which clients must prove who they are."
+        default=None, description="Certificates (PEM) by which clients must prove who they are."
     )
     insecure: Annotated[bool, Setting(YES_OR_NO)] = Field(
-        False, description="Serve an address that other machines reach without TLS."
+        default=False, description="Serve an address that other machines reach without TLS."
     )
     audit_log: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
-        None, description="File to which every change, with who made it, is appended."
+        default=None, description="File to which every change, with who made it, is appended."
     )
     rate_limit_per_s: Annotated[float, Setting("a number over 0, at most 1000000", "NUMBER", "--rate-limit")] = Field(
-        DEFAULT_RATE_LIMIT_PER_S,
+        default=DEFAULT_RATE_LIMIT_PER_S,
         gt=0,
         le=1_000_000,
         description="Requests a second that change something, with each token over TCP.",
     )
     log_format: Annotated[LogFormat, Setting("auto, json or text", "FORMAT")] = Field(
-        "auto", description="Lines of the log; auto is text on a terminal, else JSON."
+        default="auto", description="Lines of the log; auto is text on a terminal, else JSON."
     )
     log_level: Annotated[LogLevel, Setting("debug, info, warning or error", "LEVEL")] = Field(
-        "info", description="Least important lines that are logged; debug has one for each request."
+        default="info", description="Least important lines that are logged; debug has one for each request."
     )
 
     @classmethod
@@ -150,6 +153,6 @@ def is_switch(name: str) -> bool:
 
 
 def fields_of(program: Program) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in cast("dict[str, FieldInfo]", Fields.model_fields).items():
+    for name, field in Fields.model_fields.items():
         if program in setting_of(name).programs:
             yield name, field

@@ -164,9 +164,9 @@ def _file_fault(name: str, value: object, path: Path, text: str) -> str | None:
     if name not in Fields.model_fields:
         return f"{shorten(name)} in {place} is no setting{nearest(name, Fields.model_fields)}"
     field = Fields.model_fields[name]
-    adapter = TypeAdapter[Any](Annotated[(field.annotation, *field.metadata)])  # type: ignore[misc]
+    kind: Any = Annotated[(field.annotation, *field.metadata)]
     try:
-        adapter.validate_json(json.dumps(value, default=str), strict=True)
+        TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError:
         return _fault(name, value, Origin("file", place))
     return None

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     return _become(command)
 
 
-def _become(command: Sequence[str]) -> int:
+def _become(command: list[str]) -> int:
     """Does not return."""
     os.execv(command[0], command)
 

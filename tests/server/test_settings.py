@@ -75,7 +75,7 @@ FILES = {name: Path(f"/{name}") for name in ("token_file", "tls_cert_file", "tls
 
 def exposed(host: str, *names: str, **changes: Any) -> Settings:
     """With those of the files."""
-    files = {name: FILES[name] for name in names}
+    files: dict[str, Any] = {name: FILES[name] for name in names}
     return Settings(run_directory=RunDirectory(Path("/r")), port=80, host=host, **files, **changes)
 
 
