@@ -1,4 +1,4 @@
-"""The Dockerfile is linted, and what it installs exists in the project. Nothing here builds an image."""
+"""The Dockerfile is linted, and what it installs exists in the project. tests/deploy/test_image.py runs it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 
 from support.checkout import ROOT
+from support.dockerfile import Dockerfile, Instruction, expanded
+from support.image import admitted
 
-DOCKERFILE = ROOT / "Dockerfile"
-WHEEL_INSTALL = re.compile(r'pip install .*?"\$\(echo /wheel/kvpage-\*\.whl\)\[([a-z,]+)\]"')
-
-
-def stages(text: str) -> dict[str, str]:
-    """Instructions of each named stage, without comments and with continued lines joined."""
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    joined = re.sub(r"\\\n", " ", "\n".join(lines))
-    parts = re.split(r"^FROM \S+ AS (\w+)$", joined, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+PATH = ROOT / "Dockerfile"
+DOCKERFILE = Dockerfile.read(PATH)
+TARGETS = ("planner", "device")
+WHEEL_INSTALL = re.compile(
+    r'pip .*?install .*?"\$\(echo /wheel/kvpage-\*\.whl\)\[([a-z,]+)(?:\$\{TORCH:\+([a-z,]+)\})?\]"'
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +38,7 @@ def findings(hadolint: str, dockerfile: Path) -> str:
 
 
 def test_the_linter_finds_nothing(hadolint: str) -> None:
-    assert findings(hadolint, DOCKERFILE) == ""
+    assert findings(hadolint, PATH) == ""
 
 
 def test_the_linter_finds_a_sloppy_line(hadolint: str, tmp_path: Path) -> None:
@@ -49,34 +47,85 @@ def test_the_linter_finds_a_sloppy_line(hadolint: str, tmp_path: Path) -> None:
     assert "DL3007" in findings(hadolint, sloppy)
 
 
+def installs(target: str) -> re.Match[str]:
+    found = [WHEEL_INSTALL.search(one.text) for one in DOCKERFILE.stages[f"{target}-environment"].all("RUN")]
+    [match] = filter(None, found)
+    return match
+
+
 def test_each_target_installs_the_extras_it_is_for() -> None:
-    extras = {
-        name: sorted(found.group(1).split(","))
-        for name, text in stages(DOCKERFILE.read_text()).items()
-        if (found := WHEEL_INSTALL.search(text))
-    }
-    assert extras == {"planner": ["server"], "device": ["server", "torch"]}
+    assert installs("planner").groups() == ("server", None)
+    assert installs("device").groups() == ("server,cuda", ",torch")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {name for names in extras.values() for name in names} <= set(project["optional-dependencies"])
+    assert {"server", "cuda", "torch"} <= set(project["optional-dependencies"])
 
 
-def test_every_install_of_the_wheel_keeps_to_the_lock() -> None:
-    for name, text in stages(DOCKERFILE.read_text()).items():
-        for command in re.findall(r"pip install [^&\n]*kvpage-[^&\n]*", text):
-            assert "--constraint /wheel/constraints.txt" in command, name
+def test_every_install_keeps_to_the_lock_and_no_cache_stays_in_a_layer() -> None:
+    commands = [
+        command
+        for stage in DOCKERFILE.stages.values()
+        for run in stage.all("RUN")
+        for command in run.text.split("&&")
+        if re.search(r"\bpip\b.* install ", command)
+    ]
+    assert len(commands) == 3
+    for command in commands:
+        assert re.search(r"--constraint (/wheel/)?constraints\.txt", command), command
+        assert "--no-cache-dir" in command
 
 
 def test_what_the_wheel_stage_copies_exists_and_reaches_the_builder() -> None:
-    copied = re.findall(r"^COPY (.+) \S+$", stages(DOCKERFILE.read_text())["wheel"], flags=re.MULTILINE)
-    sources = {source for line in copied for source in line.split()}
-    admitted = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert sources == admitted
+    sources = {
+        source
+        for stage in DOCKERFILE.stages.values()
+        for copy in stage.all("COPY")
+        if "from" not in copy.flags
+        for source in copy.operands[:-1]
+    }
+    assert sources == admitted(ROOT)
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
-def test_both_targets_run_as_the_same_user_and_stop_on_sigterm() -> None:
-    found = stages(DOCKERFILE.read_text())
-    for target in ("planner", "device"):
-        assert "USER 10001:10001" in found[target]
-    assert 'ENTRYPOINT ["kvpage"]' in found["base"]
-    assert "STOPSIGNAL SIGTERM" in found["base"]
+def test_all_images_begin_with_the_one_that_may_be_pinned() -> None:
+    names = set(DOCKERFILE.stages)
+    assert {stage.base for stage in DOCKERFILE.stages.values()} - names == {DOCKERFILE.arguments["PYTHON_IMAGE"]}
+    assert not re.search(r"^FROM (?!\$\{PYTHON_IMAGE\})\S*[:/]", PATH.read_text(), re.MULTILINE)
+
+
+def test_a_target_holds_a_finished_environment_and_installs_nothing() -> None:
+    for target in TARGETS:
+        [copy] = DOCKERFILE.stages[target].all("COPY")
+        assert copy.text == f"--from={target}-environment /venv /venv"
+        assert DOCKERFILE.stages[target].all("RUN") == []
+        assert DOCKERFILE.environment(target)["PATH"].startswith("/venv/bin:")
+
+
+def test_both_targets_run_as_the_same_user_say_how_they_are_and_stop_on_sigterm() -> None:
+    for target in TARGETS:
+        assert DOCKERFILE.last(target, "USER").text == "10001:10001"
+        assert DOCKERFILE.last(target, "ENTRYPOINT").words == ["kvpage"]
+        assert DOCKERFILE.last(target, "CMD").words == ["serve"]
+        assert DOCKERFILE.last(target, "STOPSIGNAL").text == "SIGTERM"
+        assert DOCKERFILE.last(target, "HEALTHCHECK").text.endswith('CMD ["kvpage", "health"]')
+        assert DOCKERFILE.last(target, "VOLUME").text == DOCKERFILE.environment(target)["KVPAGE_RUN_DIR"]
+
+
+def test_the_labels_are_those_that_registries_read() -> None:
+    labels = DOCKERFILE.last("planner", "LABEL").pairs
+    assert {name.rpartition(".")[0] for name in labels} == {"org.opencontainers.image"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert labels["org.opencontainers.image.licenses"] == project["license"]
+
+
+def test_a_dockerfile_is_read_as_it_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text(
+        'ARG X=a:1\nFROM ${X} AS one\n# no\nRUN b \\\n  # no\n && c\nFROM one AS two\nENV A=1 B=$A\nCMD ["x"]\n'
+    )
+    read = Dockerfile.read(path)
+    assert read.stages["one"].base == "a:1"
+    assert read.stages["one"].instructions == (Instruction("RUN", "b && c"),)
+    assert [stage.name for stage in read.lineage("two")] == ["one", "two"]
+    assert read.environment("two") == {"A": "1", "B": "$A"}
+    assert read.last("two", "CMD").words == ["x"]
+    assert expanded("${A}/$B", {"A": "1", "B": "2"}) == "1/2"
