@@ -1,4 +1,4 @@
-"""What `import kvpage` costs beside an empty interpreter, what reading settings costs a worker's start, and the memory
+"""What `import kvpage`, short commands and the settings of a worker cost beside an empty interpreter, and the memory
 of the two server processes.
 """
 
@@ -14,6 +14,8 @@ from pathlib import Path
 import kvpage
 from measure import print_table, take_turns
 
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "mimo.json"
+
 
 def main() -> None:
     timings = take_turns(
@@ -21,6 +23,9 @@ def main() -> None:
             "python -c pass": lambda: _python("pass"),
             "import kvpage": lambda: _python("import kvpage"),
             "import kvpage; kvpage.plan": lambda: _python("import kvpage; kvpage.plan"),
+            "kvpage health": lambda: _command("health", "--run-dir", "/nonexistent"),
+            "kvpage --help": lambda: _command("--help"),
+            "kvpage plan examples/mimo.json": lambda: _command("plan", str(EXAMPLE)),
         },
         rounds=20,
     )
@@ -51,6 +56,12 @@ def _worker(program: str) -> None:
 
 def _python(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _command(*arguments: str) -> None:
+    """As a person types it; a probe that finds nobody ends with 1."""
+    command = [sys.executable, "-c", "from kvpage.cli import main; main()", *arguments]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _print_memory() -> None:

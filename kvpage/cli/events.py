@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
+import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -71,7 +75,7 @@ def events(
         client.devices()  # a service that is not there is said now, not after the time for one that is restarted
     printer = _Printer(as_json=as_json)
     left = count
-    with Ending().within(), _time_is_over_after(timeout_s) as clock:
+    with Ending().within(), _ends_with_its_reader(), _time_is_over_after(timeout_s) as clock:
         for event in client.events(pool_id, after=after, on_loss=printer.lost):
             if wanted and event.kind not in wanted:
                 continue
@@ -128,6 +132,43 @@ def _for_people(event: Event) -> str:
     else:
         words += ["events are gone: list its contents anew"]
     return " ".join(words)
+
+
+class _NobodyReads(BaseException):
+    """Like an interrupt, as `_TimeIsOver`."""
+
+
+@contextlib.contextmanager
+def _ends_with_its_reader() -> Iterator[None]:
+    """A pipe whose reader has gone (`| head -1`) ends the block when that happens, not with the next event."""
+    if not _writes_to_a_pipe():
+        yield
+        return
+
+    def end(_: int, __: FrameType | None) -> None:
+        raise _NobodyReads
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)  # errors only, which are told unasked
+        poll.poll()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)  # which is waiting for an answer
+
+    signal.signal(signal.SIGUSR1, end)
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    except _NobodyReads:
+        raise BrokenPipeError from None
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the watch goes on as long as the process
+
+
+def _writes_to_a_pipe() -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
+    except (OSError, ValueError):  # a stream of another kind
+        return False
 
 
 class _Clock:

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.main import get_command
 
 from kvpage.cli.commands import app
 from kvpage.exit_status import DONE, TRY_AGAIN
 from support.api_service import ApiService, worker_pids
-from support.checkout import ROOT
 from support.command_line import run, run_here
 from support.known_commands import options as known_options
 from support.leaks import leak_guard
+from support.plan_requests import small_request
 
 WITHOUT_JSON = {
     "serve": "goes on until it is ended; its log is JSON off a terminal",
@@ -60,6 +61,13 @@ def all_examples() -> list[str]:
     return [line for command in (root, root.commands["pools"]) for line in examples_of(command)] + [  # type: ignore[attr-defined]
         line for _, command in commands() for line in examples_of(command)
     ]
+
+
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hidden_layers": 36, "hidden_size": 4096,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16", "vocab_size": 151936,
+}  # fmt: skip
 
 
 # --- what every command has -------------------------------------------------------------------------------------------
@@ -153,10 +161,9 @@ def test_an_error_in_json_has_the_faults_and_the_same_status() -> None:
 
 def make_files(folder: Path) -> None:
     """Those that the examples name."""
-    (folder / "model.yaml").write_text((ROOT / "examples/mimo.json").read_text().replace("67108864", "4194304"))
+    (folder / "model.yaml").write_text(yaml.safe_dump(small_request()))
     (folder / "Qwen3-8B").mkdir()
-    config = ROOT / "examples/qwen3-8b/config.json"
-    (folder / "Qwen3-8B/config.json").write_text(config.read_text())
+    (folder / "Qwen3-8B/config.json").write_text(json.dumps(QWEN3_8B))
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +174,18 @@ def run_dir_of_service() -> Iterator[str]:
             assert worker_pids(service.run_directory)
 
 
-def runnable() -> Iterator[str]:
-    """In the order of the help; what makes pools comes before what looks at them, what deletes them last."""
+def runnable() -> list[str]:
+    """What makes something comes before what looks at it, what deletes it last."""
+    ranks = {"create": 0, "set-tenant": 1, "delete": 3}
     lines = [line for line in dict.fromkeys(all_examples()) if line.split()[1] not in NOT_RUN]
-    order = ["create", "set-tenant", "delete"]
-    yield from sorted(
-        lines,
-        key=lambda line: (
-            [1, 2, 9][order.index(line.split()[2])] if line.split()[2:3] and line.split()[2] in order else 3
-        ),
-    )
+    return sorted(lines, key=lambda line: ranks.get(" ".join(line.split()[2:3]), 2))
+
+
+def bounded(words: list[str]) -> list[str]:
+    """What ends a command that would go on."""
+    if words[0] == "events" and "--count" not in words:
+        return ["--count", "1"]
+    return ["--once"] if words[0] == "top" and "--once" not in words else []
 
 
 def test_every_example_runs(run_dir_of_service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +194,8 @@ def test_every_example_runs(run_dir_of_service: str, tmp_path: Path, monkeypatch
     ran = []
     for line in runnable():
         words = shlex.split(line)[1:]
-        endless = ["--count", "1"] if words[0] == "events" and "--count" not in words else []
-        endless = ["--count", "2", "--interval", "0.1"] if words[:1] == ["top"] and "--once" not in words else endless
         program = run if words[0] in PASSED_ON else run_here
-        done = program(*words, *endless, KVPAGE_RUN_DIR=run_dir_of_service)
+        done = program(*words, *bounded(words), KVPAGE_RUN_DIR=run_dir_of_service)
         assert done.returncode == DONE, f"{line}: {done.stderr}"
         if "--json" in words:
             for told in done.stdout.splitlines():

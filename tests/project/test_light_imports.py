@@ -40,8 +40,8 @@ def test_planning_loads_no_torch() -> None:
     assert "torch" not in modules_after("import kvpage; kvpage.plan, kvpage.Client")
 
 
-def test_the_command_line_loads_no_torch_before_a_command_needs_it() -> None:
-    assert "torch" not in modules_after("import kvpage.cli.commands")
+def test_the_command_line_loads_nothing_heavy_before_a_command_needs_it() -> None:
+    assert modules_after("import kvpage.cli.commands").isdisjoint(HEAVY)
 
 
 def test_leasing_blocks_loads_no_torch() -> None:
