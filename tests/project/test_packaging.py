@@ -57,6 +57,12 @@ def test_the_wheel_holds_every_module(wheel_names: list[str]) -> None:
     assert modules == {name for name in wheel_names if name.endswith(".py")}
 
 
+def test_the_wheel_holds_the_web_page(wheel_names: list[str]) -> None:
+    files = {f"kvpage_server/ui/{path.name}" for path in (ROOT / "server/kvpage_server/ui").iterdir()}
+    assert {"kvpage_server/ui/index.html", "kvpage_server/ui/main.js", "kvpage_server/ui/page.css"} <= files
+    assert files == {name for name in wheel_names if name.startswith("kvpage_server/ui/")}
+
+
 def test_the_tests_import_the_installed_wheel(site_packages: Path) -> None:
     assert site_packages.name == "site-packages"
     for package in (kvpage, kvpage_server):

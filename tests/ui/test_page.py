@@ -20,10 +20,10 @@ from playwright.sync_api import Page, Request, Route, expect
 import kvpage
 from kvpage.client.resources import Pool
 from kvpage.plans import Plan
+from planner import build
 from support.browser import focused, scrolls_sideways
 from support.checkout import ROOT
 from support.command_line import COMMAND
-from support.plan_requests import not_unifiable
 from support.ui_site import TOKEN, Site
 
 AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
@@ -291,7 +291,8 @@ def test_all_strategies_stand_side_by_side_and_can_be_chosen_there(open_page: Op
 
 def test_a_strategy_that_refuses_says_why(open_page: Open) -> None:
     page = open_page()
-    request = not_unifiable()
+    dense = build.dense(build.ROW_SHAPE)  # may not be padded
+    request = build.request(build.full("wide", size=192, backend=dense), build.sliding("n", size=128, backend=dense))
     with pytest.raises(kvpage.KvpageError) as refusal:
         kvpage.plan(request)
     request["strategy"] = "auto"

@@ -16,7 +16,7 @@ export function showPlan(plan, picture) {
 const blockWord = (plan) => (plan.groups.some((group) => group.blocks_per_slab > 1) ? "slab" : "block");
 
 function atOnce({ capacity }) {
-  return capacity.max_concurrency === null ? "" : `, ${decimal(capacity.max_concurrency)} longest requests at once`;
+  return capacity.max_concurrency === null ? "" : `, room for ${decimal(capacity.max_concurrency)} requests of ${number(capacity.max_model_len)} tokens`;
 }
 
 function* eachFigure(plan) {
