@@ -22,12 +22,13 @@ from kvpage_server.tls_files import TlsFiles
 from support import tight_server
 from support.api_service import ApiService, run_refused
 from support.certificates import Authority, Certificate, needs_openssl
+from support.command_line import run_here
 from support.eventually import until
 from support.leaks import leak_guard
 from support.plan_requests import small_request
 from support.problems import assert_problem
 from support.raw_http import RawHttp
-from support.token_files import token_of, with_every_role
+from support.token_files import token_file, token_of, with_every_role
 
 pytestmark = needs_openssl
 
@@ -102,6 +103,20 @@ def test_over_tcp_there_is_tls_and_the_unix_socket_stays_plain(service: ApiServi
         with service.client() as local:
             assert local.find_pool("over tls") == pool
         client.delete_pool(pool.id)
+
+
+def test_the_command_line_is_told_the_authority_by_a_variable(
+    service: ApiService, authority: Authority, folder: Path
+) -> None:
+    token = token_file(folder, token_of("read"), "mine")
+    on_it = ("--url", service.url, "--token-file", str(token), "--json")
+    for command in (("pools", "list"), ("health",)):
+        done = run_here(*command, *on_it, KVPAGE_CA_FILE=str(authority.ca_file))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert run_here(*command, *on_it).returncode != 0
+        wrong = run_here(*command, *on_it, KVPAGE_CA_FILE=str(token))
+        assert wrong.returncode == 2
+        assert str(token) in wrong.stderr
 
 
 def test_a_client_that_does_not_know_the_authority_goes_no_further(service: ApiService, tmp_path: Path) -> None:
