@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.durations import FileDurations
 from support.leaks import leak_guard
 from support.sampling import left_out
 
@@ -30,6 +31,7 @@ settings.register_profile("long", max_examples=10_000, deadline=None, print_blob
 def pytest_addoption(parser: pytest.Parser) -> None:
     tier = os.environ.get("KVPAGE_TEST_TIER", "default")
     parser.addoption("--tier", choices=("default", "long"), default=tier, help="how many random examples, and how long")
+    parser.addoption("--file-durations", type=Path, metavar="FILE", help="write what each file of tests took into FILE")
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its seed
@@ -37,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(config.getoption("--tier"))
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = random.SystemRandom().getrandbits(32)
+    if path := config.getoption("--file-durations"):
+        config.pluginmanager.register(FileDurations(path))
     isolate_environment()
 
 
@@ -58,6 +62,7 @@ LONGEST_FIRST = (
     "pages/test_leased_crash.py",
     "server/test_kill_matrix.py",
     "cuda/test_service.py",
+    "deploy/test_image.py",
     "server/test_survival.py",
     "cuda/test_interruptions.py",
     "client/test_interruptions.py",
