@@ -63,9 +63,9 @@ def _asked(context: Any, ask: Callable[[Any], list[Any]]) -> list[Any]:
     """What the service that is named so far says."""
     from kvpage.cli.options import connect
 
-    typed = {name: context.params.get(name) for name in ("url", "token_file", "run_dir")}
+    typed = {name: context.params.get(name) for name in ("url", "token_file", "ca_file", "run_dir")}
     try:
-        with connect(**typed, timeout_s=TIMEOUT_S) as client:
+        with connect(typed, timeout_s=TIMEOUT_S) as client:
             return ask(client)
     except (KvpageError, OSError, KeyError):
         return []

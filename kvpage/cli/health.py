@@ -15,7 +15,13 @@ from kvpage.exit_status import DONE, FAILED, WRONG_INPUT, error_json
 DEFAULT_TIMEOUT_S = 5.0
 MAX_DETAIL_CHARS = 4000
 _FLAGS = {"--live": "live", "--json": "as_json"}
-_VALUES = {"--timeout": "timeout", "--url": "url", "--token-file": "token_file", "--run-dir": "run_dir"}
+_VALUES = {
+    "--timeout": "timeout",
+    "--url": "url",
+    "--token-file": "token_file",
+    "--ca-file": "ca_file",
+    "--run-dir": "run_dir",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

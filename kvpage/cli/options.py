@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
@@ -33,6 +33,13 @@ TokenFile = Annotated[
         help="With the bearer token for --url (KVPAGE_TOKEN_FILE).",
     ),
 ]  # fmt: skip
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file", metavar="FILE", rich_help_panel=SERVICE, show_default=False,
+        help="With the authorities (PEM) that vouch for an https service (KVPAGE_CA_FILE).",
+    ),
+]  # fmt: skip
 RunDir = Annotated[
     str | None,
     typer.Option(
@@ -49,7 +56,7 @@ Device = Annotated[
 PoolName = Annotated[
     str, typer.Argument(metavar="POOL", help="Name or id of the pool.", autocompletion=completion.pools)
 ]
-_OF_SERVICE: dict[str, Any] = {"url": Url, "token_file": TokenFile, "run_dir": RunDir}
+_OF_SERVICE: dict[str, Any] = {"url": Url, "token_file": TokenFile, "ca_file": CaFile, "run_dir": RunDir}
 
 _Typed = ParamSpec("_Typed")
 _Result = TypeVar("_Result")
@@ -67,19 +74,19 @@ def on_service(command: Callable[Concatenate[Client, _Typed], _Result]) -> Calla
     """
 
     @functools.wraps(command)
-    def opening(*, url: str | None, token_file: Path | None, run_dir: str | None, **typed: Any) -> _Result:
-        with connect(url=url, token_file=token_file, run_dir=run_dir) as client:
-            return command(client, **typed)
+    def opening(**typed: Any) -> _Result:
+        place = {name: typed.pop(name) for name in _OF_SERVICE}
+        with connect(place) as client:
+            return command(client, **typed)  # type: ignore[call-arg]
 
     _, *own = inspect.signature(command).parameters.values()
     hints = _annotations_of(command, [one.name for one in own]) | _OF_SERVICE
     named = [one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
     named += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in _OF_SERVICE]
-    opening.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [one.replace(annotation=hints[one.name]) for one in named]
-    )
+    signature = inspect.Signature([one.replace(annotation=hints[one.name]) for one in named])
+    opening.__signature__ = signature  # type: ignore[attr-defined]
     opening.__annotations__ = hints
-    del opening.__wrapped__  # type: ignore[attr-defined]  # whose parameters are others
+    del opening.__wrapped__  # whose parameters are others
     return opening
 
 
@@ -90,9 +97,9 @@ def _annotations_of(command: Callable[..., Any], names: list[str]) -> dict[str, 
     return get_type_hints(holder, include_extras=True)
 
 
-def connect(*, url: str | None, token_file: Path | None, run_dir: str | None, **options: Any) -> Client:
+def connect(typed: Mapping[str, str | Path | None], **options: Any) -> Client:
     """A client of the service that was typed. Raises `SpecInvalid` for what names none."""
     from kvpage.client.http import Client
 
-    where = Where.of({"url": url, "run_dir": run_dir, "token_file": None if token_file is None else str(token_file)})
+    where = Where.of(typed)
     return Client(where.url, run_dir=where.run_dir, token=where.token(), ca_file=where.ca_file, **options)

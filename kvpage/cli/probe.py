@@ -78,14 +78,12 @@ def _bound(sock: socket.socket, deadline_s: float) -> None:
 def _over_url(where: Where, target: str, timeout_s: float) -> tuple[int, bytes]:
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
 
-    from kvpage.client.trust import context_of  # `ssl` takes as long as all the rest
-
     url = shorten(str(where.url))
+    trusted = _trusted(where)
     try:
         parsed = urlsplit(str(where.url))
         host, port = parsed.hostname or "", parsed.port
         if parsed.scheme == "https":
-            trusted = None if where.ca_file is None else context_of(where.ca_file)
             connection: HTTPConnection = HTTPSConnection(host, port, timeout=timeout_s, context=trusted)
         else:
             connection = {"http": HTTPConnection}[parsed.scheme](host, port, timeout=timeout_s)
@@ -100,3 +98,12 @@ def _over_url(where: Where, target: str, timeout_s: float) -> tuple[int, bytes]:
         raise ProtocolError(f"what answers at {url} is no kvpage server: {shorten(repr(error))}") from error
     finally:
         connection.close()
+
+
+def _trusted(where: Where) -> Any:
+    """An SSL context; None for the common authorities. Raises `SpecInvalid` for a file that holds none."""
+    if where.ca_file is None:
+        return None
+    from kvpage.client.trust import context_of  # `ssl` takes as long as all the rest
+
+    return context_of(where.ca_file)

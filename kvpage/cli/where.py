@@ -11,6 +11,7 @@ from kvpage.errors import SpecInvalid
 from kvpage.token_file import read_token
 
 URL_VARIABLE, TOKEN_FILE_VARIABLE, CA_FILE_VARIABLE = "KVPAGE_URL", "KVPAGE_TOKEN_FILE", "KVPAGE_CA_FILE"
+_TEXTS = ("url", "run_dir", "ca_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +24,13 @@ class Where:
     """Authorities whose certificate an https server must show; None: those that are commonly known."""
 
     @classmethod
-    def of(cls, typed: Mapping[str, str | None], environ: Mapping[str, str] = os.environ) -> Where:
-        """`typed`: `url`, `run_dir` and `token_file`. A run directory that was typed goes before a URL that was not.
+    def of(cls, typed: Mapping[str, str | Path | None], environ: Mapping[str, str] = os.environ) -> Where:
+        """`typed`: `url`, `run_dir`, `token_file` and `ca_file`. A run directory that was typed goes before
+        a URL that was not.
 
         Raises `SpecInvalid` for two places.
         """
-        url, run_dir = typed["url"], typed["run_dir"]
+        url, run_dir, ca_file = (None if typed.get(name) is None else str(typed[name]) for name in _TEXTS)
         if url is not None and run_dir is not None:
             raise SpecInvalid("--url and --run-dir name two services; give one of the two")
         if url is None and run_dir is None:
@@ -38,7 +40,7 @@ class Where:
             url=url,
             run_dir=run_dir,
             token_file=None if token_file is None else Path(token_file),
-            ca_file=environ.get(CA_FILE_VARIABLE) or None,
+            ca_file=ca_file or environ.get(CA_FILE_VARIABLE) or None,
         )
 
     def token(self) -> str | None:

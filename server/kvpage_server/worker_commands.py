@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvpage.errors import KvpageError, WorkerLost
-from kvpage.exit_status import DONE, FAILED, error_json, status_of
+from kvpage.errors import InternalError, KvpageError, WorkerLost
+from kvpage.exit_status import DONE, error_json, status_of
 from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages, succession
 from kvpage.wire.client import WorkerClient
@@ -36,9 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         resolved = resolve(flags, os.environ).with_device(DEFAULT_DEVICE)
         told = _drain(resolved, wait_s=wait_s, lose_pools=lose_pools) if command == "drain" else _replace(resolved)
     except (KvpageError, OSError) as error:
-        is_told = as_json and isinstance(error, KvpageError)
-        write_line(error_json(error) if is_told else report(f"worker {command}", error))
-        return status_of(error) if isinstance(error, KvpageError) else FAILED
+        told_as = error if isinstance(error, KvpageError) else InternalError(str(error))
+        write_line(error_json(told_as) if as_json else report(f"worker {command}", error))
+        return status_of(told_as)
     if as_json:
         sys.stdout.write(json.dumps(told.facts) + "\n")
     else:

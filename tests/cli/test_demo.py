@@ -16,6 +16,7 @@ import torch
 
 import kvpage
 from kvpage.cli.demo_models import hybrid, target_and_draft
+from kvpage.cli.demo_page import HOW_TO_GET_IT
 from kvpage.cli.demo_pattern import UNTOUCHED, check_pool, owned_blocks, write_pool
 from support.api_service import ApiService
 from support.command_line import COMMAND, run
@@ -27,6 +28,7 @@ def test_the_demo_plans_shares_and_checks_two_models() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(": equal") == 2
     assert "all values right" in done.stdout
+    assert done.stdout.endswith(f"{HOW_TO_GET_IT}\n"), "not in a terminal, so it serves no page"
 
 
 @pytest.mark.sampled(2)

@@ -28,7 +28,7 @@ WITHOUT_JSON = {
 }
 PASSED_ON = {"serve", "worker", "config"}
 """To the server, which reads their options."""
-SERVICE_OPTIONS = ["--url", "--token-file", "--run-dir"]
+SERVICE_OPTIONS = ["--url", "--token-file", "--ca-file", "--run-dir"]
 WITHOUT_SERVICE = {"plan", "simulate", "version", "doctor", "demo", *PASSED_ON}
 NOT_RUN = {
     "demo": "takes long; tests/cli/test_demo.py runs it",
@@ -116,8 +116,8 @@ def test_which_service_is_asked_last_and_alike_everywhere() -> None:
         if path in WITHOUT_SERVICE:
             assert not {"--url", "--token-file"} & set(names), path
         else:
-            assert names[-3:] == SERVICE_OPTIONS, path
-            assert names.index("--json") == len(names) - 4, path
+            assert names[-4:] == SERVICE_OPTIONS, path
+            assert names.index("--json") == len(names) - 5, path
 
 
 def test_kvpage_alone_shows_its_help() -> None:

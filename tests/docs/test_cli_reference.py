@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from typer.main import get_command
 
 import cli_reference
+from kvpage.cli.commands import app
 from kvpage.cli.completion import TIMEOUT_S
 from kvpage.cli.failing import USAGE
 from kvpage.cli.where import TOKEN_FILE_VARIABLE, URL_VARIABLE
@@ -21,7 +23,7 @@ def test_the_page_is_written_from_the_commands(written: str) -> None:
 
 
 def test_every_command_and_every_status_is_there(written: str) -> None:
-    paths = [path for path, _ in cli_reference.commands(cli_reference.get_command(cli_reference.app))]
+    paths = [path for path, _ in cli_reference.commands(get_command(app))]
     assert {"plan", "events", "pools create", "pools set-tenant"} <= set(paths)
     for path in [*paths, *cli_reference.PROGRAMS]:
         assert f"# `kvpage {path}`" in written
