@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kvpage.run_directory import RunDirectory
+from support.api_service import kill_process, worker_pids
 from support.checkout import ROOT
 from support.markdown import Fence, Page, page
+from support.screen import Screen
 
 PAGE = ROOT / "docs" / "quickstart.md"
 SERVICE = "kvpage serve\n"
 MOST_COMMANDS = 10
-TERMINAL: dict[str, Any] = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+INTERRUPTED = 130
+ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
 def steps(quickstart: Page) -> list[tuple[str, str | None]]:
@@ -44,36 +46,34 @@ def _trimmed(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
-@pytest.fixture
-def environment(run_dir: Path) -> dict[str, str]:
-    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"KVPAGE_RUN_DIR": str(run_dir), "PATH": programs, "COLUMNS": "100"}
+@pytest.fixture(autouse=True)
+def _terminal(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPAGE_RUN_DIR", str(run_dir))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("COLUMNS", "100")
 
 
 @contextmanager
-def served(folder: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The command of the page in a terminal of its own; yields what it prints until it is ready."""
-    child = subprocess.Popen(SERVICE.split(), cwd=folder, env=environment, **TERMINAL)
-    assert child.stdout is not None
+def served(run_dir: Path) -> Iterator[str]:
+    """The command of the page on a terminal of its own, until it is interrupted there; yields what it has shown."""
     try:
-        printed = ""
-        while not printed.rstrip().endswith("ready"):
-            line = child.stdout.readline()
-            assert line, f"the service ended before it was ready: {printed}"
-            printed += line
-        yield printed
+        with Screen(*SERVICE.split()[1:]) as screen:
+            screen.wait_for("ready")
+            yield ANSI.sub("", screen.all)
+            assert screen.interrupt() == INTERRUPTED
     finally:
-        child.send_signal(signal.SIGINT)
-        _, status = child.communicate(timeout=60), child.returncode
-    assert status in (0, -signal.SIGINT, 128 + signal.SIGINT)
+        for pid in worker_pids(RunDirectory(run_dir)):
+            kill_process(pid)
 
 
-def test_the_commands_print_what_the_page_shows(no_leaks: None, tmp_path: Path, environment: dict[str, str]) -> None:
+def test_the_commands_print_what_the_page_shows(no_leaks: None, tmp_path: Path, run_dir: Path) -> None:
     def run(typed: str) -> str:
         command = ["bash", "-euo", "pipefail", "-c", typed]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, timeout=120, **TERMINAL)
+        done = subprocess.run(
+            command, cwd=tmp_path, check=False, timeout=120, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         assert done.returncode == 0, typed + done.stdout
-        return str(done.stdout)
+        return done.stdout
 
     def check(typed: str, shown: str | None, printed: str) -> None:
         assert shown is None or agrees(printed, shown), f"{typed}\nprinted:\n{printed}\nthe page shows:\n{shown}"
@@ -82,7 +82,7 @@ def test_the_commands_print_what_the_page_shows(no_leaks: None, tmp_path: Path, 
     at = [typed for typed, _ in all_steps].index(SERVICE)
     for typed, shown in all_steps[:at]:
         check(typed, shown, run(typed))
-    with served(tmp_path, environment) as printed:
+    with served(run_dir) as printed:
         check(*all_steps[at], printed)
         for typed, shown in all_steps[at + 1 :]:
             check(typed, shown, run(typed))
