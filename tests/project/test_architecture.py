@@ -68,6 +68,8 @@ DOORS = {
     "fastapi": ("kvpage_server",),
     "starlette": ("kvpage_server",),
     "uvicorn": ("kvpage_server",),
+    "pydantic_settings": ("kvpage_server",),
+    "structlog": ("kvpage_server",),
     "kvpage_server": ("kvpage_server",),  # the library reaches the server as a program only
 }
 
@@ -123,7 +125,9 @@ def test_the_worker_side_of_the_server_reaches_neither_planner_nor_web() -> None
     graph = project_imports()
     reached = closure("kvpage_server.worker", graph)
     libraries = {name.split(".")[0] for module in reached for name in graph[module]}
-    assert libraries.isdisjoint({"torch", "fastapi", "starlette", "uvicorn", "pydantic", "httpx"})
+    assert libraries.isdisjoint(
+        {"torch", "fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings", "structlog", "httpx"}
+    )
     assert not [module for module in reached if within(module, ("kvpage.planner", "kvpage.client", "kvpage.cli"))]
 
 
