@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvpage_server.roles import RULES
 from support.api_service import ApiService
 from support.checkout import ROOT
 
@@ -56,6 +57,17 @@ def test_every_operation_has_a_section_with_an_example() -> None:
 def test_the_list_of_operations_has_each_once() -> None:
     listed = re.findall(r"^\| \[`(\w+ \S+)`\]", PAGE.read_text(), re.MULTILINE)
     assert listed == list(sections(PAGE.read_text()))
+
+
+def test_the_list_of_operations_names_the_role_of_each() -> None:
+    paths = json.loads((ROOT / "docs" / "openapi.json").read_text())["paths"]
+    rules = {
+        f"{method.upper()} {path}": RULES[described["operationId"]]
+        for path, methods in paths.items()
+        for method, described in methods.items()
+    }
+    listed = dict(re.findall(r"^\| \[`(\w+ \S+)`\]\S* \| (\S+) \|", PAGE.read_text(), re.MULTILINE))
+    assert listed == {name: "–" if rule.is_open else rule.role.label for name, rule in rules.items()}
 
 
 def sections(page: str) -> dict[str, str]:
