@@ -11,41 +11,62 @@ BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 # order of tests/conftest.py, the longest first, and not those with the most tests first.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-long test-gpu gpu-check reliability simulation-tables bench lint environment dev lock clean
+.PHONY: help demo test test-long test-gpu lint durations coverage bench gpu-check reliability simulation-tables \
+  environment dev hooks lock clean
 .DEFAULT_GOAL := help
 
 help: ## Say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  make %-17s  %s\n", $$1, $$2 }' Makefile
+
+##@ Use
 
 demo: ## Plan two models, share their memory between processes, check every value
 	@$(BOOTSTRAP) demo
 	@$(BIN)/kvpage demo
 
+##@ Test
+
 test: lint ## Check style, types and the installed wheel (the default tier)
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
-test-long: lint ## The same with 10,000 random examples for each property
+test-long: lint ## The same with 10,000 random examples for each property, and all cases (hours)
 	$(BIN)/pytest --tier long -o faulthandler_timeout=1800 $(SIDE_BY_SIDE)
 
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu tests/gpu
 
-gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot, and write docs/gpu-report.md (three minutes)
-	$(BIN)/python scripts/gpu_check.py
+lint: environment ## Check style and types only: ruff and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
 
-reliability: environment ## Kill processes at every step, use everything up, and write docs/reliability.md (takes long)
-	$(BIN)/python scripts/reliability.py
+##@ Measure
 
-simulation-tables: environment ## Replay request streams against the layouts and write the tables of docs/planning.md (ten minutes)
-	$(BIN)/python scripts/simulation_tables.py
+durations: environment ## Run the tests and write what each file of them took into build/durations.md
+	$(BIN)/pytest $(SIDE_BY_SIDE) --file-durations build/durations.md
+
+coverage: environment ## Run the tests and say which lines and branches of the library none of them reached (slow)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 bench: environment ## Measure planning, attaching, import time and memory
 	$(BIN)/python benchmarks/run.py
 
-lint: environment ## ruff and mypy
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot; writes docs/gpu-report.md (3 minutes)
+	$(BIN)/python scripts/gpu_check.py
+
+##@ Write tables of the documents
+
+reliability: environment ## Kill processes at every step, use everything up; writes docs/reliability.md (takes long)
+	$(BIN)/python scripts/reliability.py
+
+simulation-tables: environment ## Replay request streams against the layouts; writes docs/planning.md (10 minutes)
+	$(BIN)/python scripts/simulation_tables.py
+
+##@ Maintain
 
 environment:
 	@$(BOOTSTRAP) test
@@ -53,10 +74,14 @@ environment:
 dev: ## An editable install in .venv-dev
 	@$(BOOTSTRAP) dev
 
-lock: ## Resolve constraints.txt again (needs uv); torch and the cuda packages it pins stay out, engines choose their own
+hooks: dev ## Have git run ruff and mypy before each commit
+	.venv-dev/bin/pre-commit install
+
+# Without torch and the cuda packages it pins: engines choose their own.
+lock: ## Resolve constraints.txt again (needs uv)
 	uv pip compile pyproject.toml --extra server --extra dev --universal --python-version 3.11 --upgrade \
 	  --no-emit-package cuda-bindings --no-emit-package cuda-core --no-emit-package cuda-pathfinder \
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file constraints.txt
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +16,11 @@ from support.tree import MAX_FILE_LINES, MAX_FUNCTION_LINES, forbidden_mentions,
 ALLOWED_LENGTHS: dict[str, str] = {}
 
 TARGET = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)
+MENTIONED = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)
 
 
 def makefile_targets() -> set[str]:
+    """Those that have help."""
     return set(TARGET.findall((ROOT / "Makefile").read_text()))
 
 
@@ -54,9 +58,14 @@ def test_the_length_check_fires() -> None:
 
 
 def test_the_readme_names_the_two_commands_and_no_target_that_is_missing() -> None:
-    mentioned = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    mentioned = set(MENTIONED.findall((ROOT / "README.md").read_text()))
     assert {"demo", "test"} <= mentioned
     assert mentioned <= makefile_targets()
+
+
+@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT) for path in tracked_files("*.md")), ids=str)
+def test_no_document_names_a_target_that_is_missing(page: Path) -> None:
+    assert set(MENTIONED.findall((ROOT / page).read_text())) <= makefile_targets()
 
 
 def test_every_folder_with_python_is_type_checked() -> None:
@@ -70,6 +79,20 @@ def test_ci_runs_what_a_person_runs() -> None:
     assert [line for line in lines if "make" in line] == ["exec make test"]
 
 
-def test_the_makefile_has_the_documented_targets() -> None:
-    wanted = {"help", "demo", "test", "test-long", "test-gpu", "gpu-check", "reliability", "bench", "lint", "dev"}
-    assert makefile_targets() == wanted | {"lock", "clean", "simulation-tables"}
+def test_every_target_says_what_it_does_in_one_line_of_a_group() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    groups = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert groups == ["Use", "Test", "Measure", "Write tables of the documents", "Maintain"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("  make ")]
+    assert {line.split()[1] for line in lines} == makefile_targets()
+    assert {line[: len("  make ") + 19][-2:] for line in lines} == {"  "}, "a name is too long for its column"
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_every_target_but_the_one_for_all_has_help() -> None:
+    named = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert named - makefile_targets() == {"environment"}
+
+
+def test_the_makefile_has_the_targets_everybody_guesses() -> None:
+    assert {"help", "demo", "test", "lint", "bench", "coverage", "clean", "dev"} <= makefile_targets()

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from kvpage.client.http import Client
 from kvpage.run_directory import RunDirectory
-from support.worker_process import readable
+from support.worker_process import IS_MEASURED, readable
 
 COMMAND = [sys.executable, "-m", "kvpage_server", "serve"]
 
@@ -104,6 +104,10 @@ class ApiService:
 
     def __exit__(self, *_: object) -> None:
         if self._child.poll() is None:
+            if IS_MEASURED:
+                self.ask_to_end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(5)
             self.kill()
         for pid in worker_pids(self.run_directory):
             kill_process(pid)

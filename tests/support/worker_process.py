@@ -18,6 +18,8 @@ from kvpage.wire.messages import ListPools, Role
 from support.eventually import TIMEOUT_S, until
 
 READY_TIMEOUT_MS = 60_000
+IS_MEASURED = "COVERAGE_PROCESS_CONFIG" in os.environ
+"""Under `make coverage` processes are asked to end before they are killed: what was killed cannot say what it ran."""
 WORKER_COMMAND = [sys.executable, "-m", "kvpage_server", "worker"]
 
 
@@ -101,6 +103,10 @@ class WorkerProcess:
 
     def __exit__(self, *_: object) -> None:
         if self._child.poll() is None:
+            if IS_MEASURED:
+                self._child.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(5)
             self.kill()
 
 
