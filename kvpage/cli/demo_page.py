@@ -28,7 +28,7 @@ _USERS = (("mimo", "chat-0"), ("mimo", "batch-0"), ("mimo-nested", "chat-1"), ("
 
 def show_page(console: Console, ending: Ending, memory_bytes: int, device: str) -> None:
     """Print where the page is, and serve it until Ctrl-C. Other signals end the process as ever."""
-    token, port = secrets.token_urlsafe(24), _free_port()
+    token, port = secrets.token_urlsafe(24), free_port()
     with run_directory(None) as run_dir:
         token_file = Path(run_dir) / "tokens"
         token_file.touch(mode=0o600)
@@ -76,7 +76,7 @@ def _wait(served: Service) -> None:
     raise InternalError(f"kvpage serve ended with status {status}:\n{served.messages()}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Of 127.0.0.1. Another process may take it in the moment until it is used: then the service says so and ends."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port: int = probe.getsockname()[1]
