@@ -158,9 +158,9 @@ def figures_without_a_source(checked: Page) -> list[str]:
 
 def tables_without_a_command(checked: Page) -> list[str]:
     """Between markers a command writes; the page says which."""
-    markers = re.findall(r"^<!-- (?:begin )?([\w ]+) -->$", checked.text, re.MULTILINE)
+    markers = re.findall(r"^<!-- (?:begin )?(.+?) -->$", checked.text, re.MULTILINE)
     written = [marker for marker in markers if not marker.startswith("end")]
-    return [] if re.search(r"`(?:make [a-z-]+|python -m [\w.]+)`", checked.text) else written
+    return [] if re.search(r"`(?:make [a-z-]+|python (?:-m|scripts/)[\w. /]+)`", checked.text) else written
 
 
 CHECKS: tuple[Callable[[Page], list[str]], ...] = (
