@@ -20,7 +20,8 @@ from kvpage_server.worker_log import write_line
 _STDERR = 2
 _FIRST = ("time", "level", "event", "logger", "pid", "request_id")
 """What every line begins with, where it has it."""
-_NOT_FOR_US = ("color_message",)  # the web server's own, for its own formatter
+_NOT_FOR_US = ("color_message", "message", "asctime")
+"""What the web server adds for a formatter of its own, and what other formatters leave in a record."""
 
 
 def configure_logging(log_format: LogFormat, log_level: LogLevel) -> None:

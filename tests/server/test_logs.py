@@ -183,6 +183,13 @@ def test_no_event_looks_like_two_lines() -> None:
         assert "\n" not in line_of(record_of("from %s", "somebody\n2026 [error] forged"), is_json=is_json)
 
 
+def test_what_another_handler_left_in_a_record_is_not_repeated() -> None:
+    record = record_of("once %s", 1, color_message="twice")
+    logging.Formatter("%(asctime)s %(message)s").format(record)
+    [line] = logged(line_of(record, is_json=True))
+    assert list(line) == FIRST
+
+
 def test_what_json_does_not_know_is_logged_as_text() -> None:
     [line] = logged(line_of(record_of("odd", path=Path("/x"), text="\udcff"), is_json=True))
     assert "/x" in line["path"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from kvpage.errors import ERRORS_BY_CODE, FieldError, KvpageError, Unauthorized, error_from_code
 from kvpage.plans import Plan
 from kvpage_server.app import create_app
+from kvpage_server.logs import formatter
 from kvpage_server.problems import MAX_DETAIL_CHARS, MAX_ERRORS, problem_of, problem_response
 from support.api_in_process import in_process, settings_without_worker
 from support.plan_requests import small_request
@@ -92,20 +95,31 @@ async def test_a_long_path_is_not_repeated(api: httpx.AsyncClient) -> None:
     assert "x" * 201 not in body["detail"]
 
 
+@pytest.fixture
+def api_log() -> Iterator[io.StringIO]:
+    """What the service logs, as it would be written."""
+    log = io.StringIO()
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(formatter(is_json=True))
+    logging.getLogger("kvpage.api").addHandler(handler)
+    yield log
+    logging.getLogger("kvpage.api").removeHandler(handler)
+
+
 @asynchronous
-async def test_a_bug_is_a_500_without_a_word_about_its_cause(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_is_a_500_without_a_word_about_its_cause(run_dir: Path, api_log: io.StringIO) -> None:
     def broken(request: Mapping[str, Any]) -> Plan:
         raise RuntimeError("the secret cause")
 
     async with in_process(create_app(settings_without_worker(run_dir), planner=broken)) as api:
-        with caplog.at_level(logging.ERROR, logger="kvpage.api"):
-            response = await api.post("/v1/plans", json=small_request(), headers={"X-Request-ID": "from-me.1"})
+        response = await api.post("/v1/plans", json=small_request(), headers={"X-Request-ID": "from-me.1"})
     body = assert_problem(response, "internal")
     assert "secret" not in response.text
     assert "Traceback" not in response.text
     assert body["request_id"] == "from-me.1"
-    assert "from-me.1" in caplog.text
-    assert "the secret cause" in caplog.text
+    [line] = [line for line in map(json.loads, api_log.getvalue().splitlines()) if line["event"] == "request failed"]
+    assert line["request_id"] == "from-me.1"
+    assert "the secret cause" in line["exception"]
 
 
 @asynchronous
