@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from kvpage.cli import health
+from kvpage_server.configured import settings_of
 from kvpage_server.setting_fields import Fields, Program
 from kvpage_server.setting_flags import parser_of
 from kvpage_server.setting_sources import resolve
+from kvpage_server.worker_budget import parse_memory
 from support.checkout import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -38,6 +40,10 @@ def started(arguments: Sequence[str], environment: Mapping[str, str]) -> Started
     known: Program = "serve" if program == "serve" else "worker"
     found = resolve(parser_of(known, "").parse(flags), environment, system_file=NO_FILE)
     assert not found.ignored_variables, f"no settings of kvpage: {found.ignored_variables}"
+    if known == "serve":
+        settings_of(found)  # refuses what it would not start with
+    elif found.fields.memory is not None:
+        parse_memory(found.fields.memory)
     return Started(known, found.fields)
 
 
@@ -55,8 +61,6 @@ def faults_between(programs: Iterable[Started]) -> list[str]:
         faults.append(f"the API is told of {api.devices}, and workers serve {workers}")
     if len({settings.run_dir for _, settings in programs}) != 1:
         faults.append("they look for each other in different folders")
-    if api.port is not None and api.host != "127.0.0.1" and not (api.token_file and api.tls_cert_file):
-        faults.append(f"{api.host} is served without a token or without TLS")
     return faults
 
 
