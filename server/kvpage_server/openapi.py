@@ -20,8 +20,15 @@ from kvpage.errors import ERRORS_BY_CODE
 from kvpage.plans import Plan
 from kvpage.ranked_plan import RankedPlan
 from kvpage_server.problems import PROBLEM_JSON, Problem
+from kvpage_server.roles import ROLES_BY_LABEL, RULES
 
 _TEMPLATE = "#/components/schemas/{}"
+_TOKENS = (
+    "Over TCP. Every token has a role, each of which may do what the ones before it may: "
+    + ", ".join(f"`{label}`" for label in ROLES_BY_LABEL)
+    + "; `x-role` says which an operation needs, and `x-open` whether it is served without a token too, under a name the "
+    "server is bound to. The Unix socket needs none: the kernel says who asks."
+)
 _RESPONSES = {
     400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
     408: "RequestTimeout", 409: "Conflict", 410: "Gone",
@@ -208,16 +215,23 @@ def _document(app: FastAPI) -> dict[str, Any]:
         "schemas": _schemas(),
         "responses": {name: _problem_answer(status) for status, name in _RESPONSES.items()},
         "securitySchemes": {
-            "token": {"type": "http", "scheme": "bearer", "description": "Over TCP; the Unix socket needs none."}
+            "token": {"type": "http", "scheme": "bearer", "description": _TOKENS},
         },
     }
     for operations in document["paths"].values():
         for operation in operations.values():
+            _say_who_may(operation)
             for answer in operation["responses"].values():
                 if "$ref" in answer:
                     del answer["description"]  # the framework's, where the reference has its own
     add_examples(document)
     return document
+
+
+def _say_who_may(operation: dict[str, Any]) -> None:
+    rule = RULES[operation["operationId"]]
+    operation["x-role"] = rule.role.label
+    operation["x-open"] = rule.is_open
 
 
 def _problem_answer(status: int) -> dict[str, Any]:

@@ -77,6 +77,9 @@ PROBLEMS: dict[str, tuple[str, dict[str, Any], list[FieldError]]] = {
     "worker-lost": ("the worker has ended the connection", {}, []),
     "device-unavailable": ("device host is lost: its worker ended", {"device": "host", "state": "lost"}, []),
     "draining": ("the server is shutting down and creates no more pools", {}, []),
+    "audit-unavailable": (
+        "the audit log cannot record this request, so it was not done: No space left on device", {}, []
+    ),
     "too-many-clients": ("the worker has 780 clients and takes no more", {}, []),
 }  # fmt: skip
 
