@@ -77,7 +77,8 @@ def test_the_picture_is_drawn_from_the_plan() -> None:
 
 def test_the_pictures_of_layouts_are_drawn_from_their_plans() -> None:
     drawn = dict(_script("draw_layouts").draw())
-    assert set(drawn) | {ROOT / "docs/img/batches.svg"} == set((ROOT / "docs/img").iterdir())
+    others = {ROOT / "docs/img/batches.svg", ROOT / "docs/img/ui.png"}
+    assert set(drawn) | others == set((ROOT / "docs/img").iterdir())
     for path, svg in drawn.items():
         assert path.read_text() == svg, "run python scripts/draw_layouts.py"
 
@@ -88,6 +89,12 @@ def test_the_picture_of_batches_is_drawn_from_the_table() -> None:
     assert len(models) == 12
     assert models["gemma-3-27b"]["nested"] == (138, 0.97)
     assert script.draw() == (ROOT / "docs/img/batches.svg").read_text(), "run python scripts/draw_batches.py"
+
+
+def test_the_picture_of_the_page_is_a_png_of_bounded_size() -> None:
+    picture = (ROOT / "docs/img/ui.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(picture) < 250_000, "run python scripts/draw_ui.py"
 
 
 def _script(name: str) -> Any:
