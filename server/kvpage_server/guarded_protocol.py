@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Hashable
 from typing import Any, Literal, NoReturn
 
+import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from kvpage.errors import Draining, HttpInvalid, KvpageError, RateLimited, RequestTimeout, TooLarge, TooManyClients
+from kvpage.errors import Draining, HttpInvalid, KvpageError, RateLimited, TooManyClients
+from kvpage_server.declined_upgrade import has_body, parser_behind
 from kvpage_server.intake import Intake, Share
+from kvpage_server.intake_refusals import body_too_large, displaced, framing_too_large, not_in_time
 from kvpage_server.plan_queue import Asker
 from kvpage_server.problems import problem_response
 from kvpage_server.request_id import request_id_of_headers
@@ -42,10 +46,13 @@ class GuardedProtocol(HttpToolsProtocol):
         """Of the message that is being received."""
         self._held_bytes: dict[int, int] = {}
         """Of large bodies, by `id` of the request's scope; given back when the application is done with it."""
+        self._piece: memoryview = memoryview(b"")
+        """What the parser is at."""
         self._refusal: KvpageError | None = None
         self._is_refused = False
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._served: RequestResponseCycle | None = None
         self._waits_since = self._intake.next_turn()
         self.peer: Hashable = None
         self.unread_bytes = 0
@@ -54,7 +61,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         is_unix = transport.get_extra_info("socket").family == socket.AF_UNIX
-        self.peer = self.app_state["caller"].peer.pid if is_unix else transport.get_extra_info("peername")[0]
+        if is_unix:
+            self.peer = self.app_state["caller"].peer.pid
+        else:  # without an address where the client has reset the connection by now
+            self.peer = (transport.get_extra_info("peername") or (None,))[0]
         self.app_state = {**self.app_state, "asker": Asker(key=self.peer, has_left=transport.is_closing)}
         super().connection_made(transport)
         share = self._intake.unix if is_unix else self._intake.tcp
@@ -73,6 +83,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_waiting_for_reader()
         for cycle, _ in self.pipeline:  # will never run
             self._give_back(cycle.scope)
+        self._tell_gone()
         super().connection_lost(exc)
         if self._share is not None:
             self._share.leave(self)
@@ -88,21 +99,30 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._stage == "body" or self._framing_bytes:
             self._is_refused = True
             self._stop_timer()
-            self.transport.write(self._answer(_displaced()))
+            self.transport.write(self._answer(displaced()))
             self._end_body()
             self.transport.close()
         else:
             self.transport.close()
 
     def drop(self) -> None:
+        self._tell_gone()
         self.transport.abort()
+
+    def _tell_gone(self) -> None:
+        """Tell the request that is being answered: uvicorn tells the last one that came, which may wait behind it."""
+        if self._served is not None:
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     # --- the application ---------------------------------------------------------------------------------------------
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._served = receive.__self__  # type: ignore[attr-defined]  # the method of a cycle
         try:
             await self._inner(scope, receive, send)
         finally:
+            self._served = None
             self._give_back(scope)
 
     def _give_back(self, scope: Any) -> None:
@@ -120,11 +140,12 @@ class GuardedProtocol(HttpToolsProtocol):
         while len(rest) > 0 and self._listens():
             room_bytes = self._limits.max_head_bytes - self._framing_bytes
             if room_bytes == 0:
-                self.refuse(self._framing_too_large())
+                self.refuse(framing_too_large(self._stage, self._limits.max_head_bytes))
                 return
             piece = rest[: min(room_bytes, _PIECE_BYTES)]
             rest = rest[len(piece) :]
             self._framing_bytes += len(piece)
+            self._piece = piece
             super().data_received(piece)  # type: ignore[arg-type]  # the parser takes any buffer
         self._time_stage()
 
@@ -141,7 +162,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         declared = dict(self.headers).get(b"content-length", b"")
         if declared.isdigit() and int(declared[:20]) > self._limits.max_body_bytes:
-            self._fail(self._body_too_large())
+            self._fail(body_too_large(self._limits.max_body_bytes))
         super().on_headers_complete()
         self._stage = "body"
         self.headers = []  # trailers come after what they could change was decided: the request keeps the old list
@@ -150,12 +171,14 @@ class GuardedProtocol(HttpToolsProtocol):
         self._framing_bytes = 0
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.max_body_bytes:
-            self._fail(self._body_too_large())
+            self._fail(body_too_large(self._limits.max_body_bytes))
         if self._body_bytes > self._limits.small_body_bytes and not self.cycle.response_complete:
             self._hold(self.cycle.scope)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and has_body(self.scope["headers"]):
+            return  # the parser will not read it
         self._stop_timer()
         self._stage = "idle"
         self._framing_bytes = 0
@@ -169,20 +192,6 @@ class GuardedProtocol(HttpToolsProtocol):
         except RateLimited as error:
             self._fail(error)
         self._held_bytes[id(scope)] = self._body_bytes
-
-    def _framing_too_large(self) -> TooLarge:
-        what = "request line and headers" if self._stage == "head" else "chunk extensions and trailers"
-        limit = self._limits.max_head_bytes
-        return TooLarge(
-            f"the {what} have more than {limit} bytes; send fewer or shorter ones", details={"limit_bytes": limit}
-        )
-
-    def _body_too_large(self) -> TooLarge:
-        limit = self._limits.max_body_bytes
-        return TooLarge(
-            f"the body has more than {limit} bytes; no more are read. Write repeated layers once with `count`.",
-            details={"limit_bytes": limit},
-        )
 
     # --- refusing ----------------------------------------------------------------------------------------------------
 
@@ -202,7 +211,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self._listens():
             return
         if not self._can_answer():
-            self.transport.abort()
+            self.drop()
             return
         self._is_refused = True
         self._stop_timer()
@@ -213,7 +222,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():  # over TLS nothing could be received after it
             with contextlib.suppress(OSError):  # the client may have gone
                 self.transport.write_eof()
-        self._deadline = self.loop.call_later(self._limits.linger_s, self.transport.abort)
+        self._deadline = self.loop.call_later(self._limits.linger_s, self.drop)
 
     def _end_body(self) -> None:
         if self._stage == "body":  # the application waits for the rest
@@ -247,7 +256,16 @@ class GuardedProtocol(HttpToolsProtocol):
         return list(self.scope["headers"]) if self._stage == "body" else self.headers or []
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The request is answered as any other; there is nothing to warn of."""
+        """Called where the parser stops at a request for another protocol, which is answered in this one."""
+        error = sys.exc_info()[1]
+        assert isinstance(error, httptools.HttpParserUpgrade)
+        rest = self._piece[error.args[0] :]
+        if self._stage == "body":
+            self.parser = parser_behind(self.scope["headers"], self)
+        else:
+            self.parser = httptools.HttpRequestParser(self)
+        if rest:
+            super().data_received(rest)  # type: ignore[arg-type]  # as above
 
     # --- time --------------------------------------------------------------------------------------------------------
 
@@ -270,12 +288,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif self._framing_bytes == 0 and self._stage == "head":
             self.transport.close()  # it never said anything, so there is nothing to answer
         else:
-            self.refuse(
-                RequestTimeout(
-                    f"the request's {self._stage} was not complete within {self._stage_s():g} s; send it faster",
-                    details={"limit_s": self._stage_s()},
-                )
-            )
+            self.refuse(not_in_time(self._stage, self._stage_s()))
 
     def _stop_timer(self) -> None:
         self._timed_stage = "idle"
@@ -324,7 +337,3 @@ class GuardedProtocol(HttpToolsProtocol):
             self._unread = None
         if self._share is not None:
             self._share.unread(self, 0)
-
-
-def _displaced() -> TooManyClients:
-    return TooManyClients("others needed this connection while its request was not complete; send it again, and whole")

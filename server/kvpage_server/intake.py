@@ -87,7 +87,7 @@ class Share:
             gives_way = self._who_gives_way()
             if gives_way is None:
                 raise TooManyClients(
-                    f"all {self.num_connections} connections that the server takes over {self._kind} are in use; close some",
+                    f"all {self.num_connections} connections that {self._kind} may have are in use; close some",
                     details={"limit": self._max_connections},
                 )
             self.leave(gives_way)

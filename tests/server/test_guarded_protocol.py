@@ -180,6 +180,33 @@ def test_a_refused_client_reads_why_though_it_goes_on_sending(shared_service: Ap
         assert_problem(client.answer(), "too-large")
 
 
+@over
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param(GET[:-2] + b"<upgrade>", id="without a body"),
+        pytest.param(POST + b"<upgrade>Content-Length: %d\r\n\r\n" % len(BODY) + BODY, id="with a body"),
+        pytest.param(CHUNKED_BODY.replace(b"Transfer", b"<upgrade>Transfer") + b"0\r\n\r\n", id="in chunks"),
+    ],
+)
+def test_a_request_for_another_protocol_is_answered_in_this_one(
+    shared_service: ApiService, over: str, protocol: bytes, request_: bytes
+) -> None:
+    """Clients that would rather have HTTP/2 send it first. Its body, and what they send next, is read as usual."""
+    upgrade = b"Connection: Upgrade\r\nUpgrade: %b\r\n" % protocol + b"\r\n" * request_.startswith(b"GET")
+    request = request_.replace(b"<upgrade>", upgrade)
+    with RawHttp(shared_service, over) as client:
+        client.send(request + GET)
+        assert client.answer().status_code in (200, 201)
+        assert client.answer().json() == {"status": "ok"}
+        for start in range(0, len(request), 50):
+            client.send(request[start : start + 50])
+        assert client.answer().status_code == 200
+        client.send(GET)
+        assert client.answer().json() == {"status": "ok"}
+
+
 # --- how long ---------------------------------------------------------------------------------------------------------
 
 
