@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def _program(name: str, *, is_first: bool) -> list[str]:
             "| | |", "| --- | --- |", *rows, ""]  # fmt: skip
 
 
+@cache
 def _helped(arguments: tuple[str, ...]) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "kvpage_server", *arguments, "--help"],

@@ -167,20 +167,20 @@ def test_a_pool_from_its_creation_to_its_end(service: ApiService, request_file: 
     assert created.returncode == 0, created.stderr
     assert json.loads(created.stdout)["state"] == "ready"
     with kvpage.attach("mimo", run_dir=where[1], client_name="the engine"):
-        shown = run("pools", "show", "mimo", *where)
+        shown = run_here("pools", "show", "mimo", *where)
         assert "held by    the engine" in shown.stdout
-        refused = run("pools", "delete", "mimo", "--wait", "0.05", *where)
+        refused = run_here("pools", "delete", "mimo", "--wait", "0.05", *where)
         assert refused.returncode == 1
         assert refused.stderr.startswith("error conflict: ")
         assert "the engine" in refused.stderr
     pool_id = json.loads(created.stdout)["id"]
-    assert "held by    nobody" in run("pools", "show", pool_id, *where).stdout
-    assert pool_id in run("pools", "list", *where).stdout
-    listed = run("pools", "list", "--json", *where)
+    assert "held by    nobody" in run_here("pools", "show", pool_id, *where).stdout
+    assert pool_id in run_here("pools", "list", *where).stdout
+    listed = run_here("pools", "list", "--json", *where)
     assert [pool["name"] for pool in json.loads(listed.stdout)] == ["mimo"]
-    assert run("pools", "delete", pool_id, "--device", "cuda:0", *where).returncode != 0
-    assert run("pools", "delete", pool_id, *where).returncode == 0
-    gone = run("pools", "show", "mimo", *where)
+    assert run_here("pools", "delete", pool_id, "--device", "cuda:0", *where).returncode != 0
+    assert run_here("pools", "delete", pool_id, *where).returncode == 0
+    gone = run_here("pools", "show", "mimo", *where)
     assert gone.returncode == 1
     assert gone.stderr.startswith("error pool-not-found: ")
 

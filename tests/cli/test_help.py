@@ -182,7 +182,9 @@ def runnable() -> list[str]:
 
 
 def bounded(words: list[str]) -> list[str]:
-    """What ends a command that would go on."""
+    """What ends a command that would go on, or go on for long."""
+    if words[0] == "simulate":
+        return ["--runs", "1", "--steps", "50", "--warm-up-steps", "0"]
     if words[0] == "events" and "--count" not in words:
         return ["--count", "1"]
     return ["--once"] if words[0] == "top" and "--once" not in words else []
