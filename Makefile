@@ -12,7 +12,7 @@ BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-long test-gpu lint durations coverage bench gpu-check reliability simulation-tables \
-  environment dev hooks lock clean
+  audit environment dev hooks lock clean
 .DEFAULT_GOAL := help
 
 help: ## Say what each target does
@@ -68,6 +68,11 @@ simulation-tables: environment ## Replay request streams against the layouts; wr
 
 ##@ Maintain
 
+audit: ## Known vulnerabilities in constraints.txt? (pip-audit; needs the network)
+	@test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/pip install --quiet pip-audit) \
+	  || (rm -rf .venv-audit; echo "NOT AUDITED: pip-audit cannot be installed"; exit 3)
+	@$(PYTHON) scripts/audit.py .venv-audit/bin/pip-audit
+
 environment:
 	@$(BOOTSTRAP) test
 
@@ -84,4 +89,4 @@ lock: ## Resolve constraints.txt again (needs uv)
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file constraints.txt
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-audit .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

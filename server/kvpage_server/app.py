@@ -80,10 +80,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
             stack.callback(on_shutdown)
-            if settings.audit_log is not None:
-                log = AuditLog(settings.audit_log)
-                stack.callback(log.close)  # the last records are of requests that end with the server
-                app.state.audit = Audit(log)
+            app.state.audit = _audit(settings, stack)
             plans = PlanService(counted.timed(planner), PlanCache(settings.plan_cache_bytes))
             stack.callback(plans.close)
             supervisor = Supervisor(settings)
@@ -110,13 +107,7 @@ def create_app(
         access=access or policy_of(settings),
         limit=ChangeLimit(settings.rate_limit_per_s, max_tokens=MAX_TOKENS),
         counted=counted,
-        title="kvpage",
-        version=__version__,
-        description=_DESCRIPTION,
         lifespan=lifespan,
-        docs_url=None,  # both pages load scripts from a content network, which a server on a closed network has not
-        redoc_url=None,
-        redirect_slashes=False,
     )
     for routes in _ROUTES:
         routes.add_routes(app)
@@ -135,7 +126,15 @@ class Application(FastAPI):
     """Of all routes; there when they are."""
 
     def __init__(self, *, access: AccessPolicy, limit: ChangeLimit, counted: ServiceMetrics, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(
+            title="kvpage",
+            version=__version__,
+            description=_DESCRIPTION,
+            docs_url=None,  # both pages load scripts from a content network, which a server on a closed network has not
+            redoc_url=None,
+            redirect_slashes=False,
+            **options,
+        )
         cached = CachedPlans(super().__call__, plans=lambda: self.state.services.plans)
         guard = Guard(
             cached,
@@ -148,6 +147,15 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._front(scope, receive, send)
+
+
+def _audit(settings: Settings, stack: contextlib.ExitStack) -> Audit | None:
+    """Closed with the stack: the last records are of requests that end with the server."""
+    if settings.audit_log is None:
+        return None
+    log = AuditLog(settings.audit_log)
+    stack.callback(log.close)
+    return Audit(log)
 
 
 async def _announce(supervisor: Supervisor, ready_fd: int | None) -> None:

@@ -26,8 +26,8 @@ _TEMPLATE = "#/components/schemas/{}"
 _TOKENS = (
     "Over TCP. Every token has a role, each of which may do what the ones before it may: "
     + ", ".join(f"`{label}`" for label in ROLES_BY_LABEL)
-    + "; `x-role` says which an operation needs, and `x-open` whether it is served without a token too, under a name the "
-    "server is bound to. The Unix socket needs none: the kernel says who asks."
+    + "; `x-role` says which an operation needs, and `x-open` whether it is served without a token too, under a name "
+    "the server is bound to. The Unix socket needs none: the kernel says who asks."
 )
 _RESPONSES = {
     400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "MethodNotAllowed",
