@@ -112,11 +112,11 @@ def lease_state(blocks: PoolBlocks, lease: Lease, now_s: float) -> leasing.Lease
         expires_in_s=None if expires_s is None else max(0.0, expires_s - now_s),
         blocks=list(lease.blocks),
         reserved=[_reserved(lease, group) for group in range(len(lease.blocks))],
-        owner_age_s=_age_s(record.born),
+        owner_age_s=age_s(record.born),
     )
 
 
-def _age_s(born: int) -> float | None:
+def age_s(born: int) -> float | None:
     """Of a process that began so many clock ticks after boot; 0: not known."""
     if not born:
         return None
