@@ -23,8 +23,8 @@ class Case:
         return self._markers[name]
 
 
-def cases(name: str, number: int, count: int | None) -> list[Any]:
-    return [Case(f"{name}[{place}]", count) for place in range(number)]
+def cases(name: str, number: int, count: int | None, *, is_long: bool = False) -> list[Any]:
+    return [Case(f"{name}[{place}]", count, is_long=is_long) for place in range(number)]
 
 
 def names(items: set[Any]) -> set[str]:
@@ -39,7 +39,7 @@ def test_as_many_cases_stay_as_the_marker_says() -> None:
 
 
 def test_cases_of_the_long_tier_take_no_place_of_others() -> None:
-    ordinary, long = cases("t", 4, 3), [Case(f"t[long {place}]", 3, is_long=True) for place in range(50)]
+    ordinary, long = cases("t", 4, 3), cases("t", 50, 3, is_long=True)
     out = left_out([*long, *ordinary], seed=1)
     assert len(out) == 1
     assert out < set(ordinary)

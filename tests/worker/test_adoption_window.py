@@ -171,6 +171,7 @@ def test_a_worker_that_ends_while_it_has_a_keeper_has_a_successor_that_waits(
         assert client.ask(messages.DescribeDevice(), messages.DeviceState).epoch == pool.epoch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("line", ["", "-", "x" * 32, "0" * 31, "0" * 33, "\xff" * 32])
 def test_a_lock_file_that_names_no_epoch_means_nothing(no_leaks: None, run_dir: Path, line: str) -> None:
     (run_dir / "worker-host.lock").write_text(f"123\n{line}\n", encoding="latin-1")

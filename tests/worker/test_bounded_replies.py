@@ -82,6 +82,7 @@ def test_a_reply_that_does_not_fit_is_an_error_and_the_connection_goes_on(run_di
         assert client.ask(messages.ListPools(), messages.PoolList).pools == [pool]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NOT_NAMES, ids=NOT_NAME_IDS)
 def test_a_pool_has_a_printable_name_of_few_bytes(worker: WorkerProcess, name: str) -> None:
     with worker.client() as client:
@@ -90,6 +91,7 @@ def test_a_pool_has_a_printable_name_of_few_bytes(worker: WorkerProcess, name: s
         assert client.ask(messages.ListPools(), messages.PoolList).pools == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NOT_NAMES, ids=NOT_NAME_IDS)
 def test_so_has_a_client(worker: WorkerProcess, name: str) -> None:
     with RawClient(worker.socket_path, hello=False) as client:

@@ -88,6 +88,7 @@ def urgent(client: RawClient, stranger: socket.socket) -> None:
     client.socket.sendall(header(100, 0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("send", [half_a_frame, adoption, far_behind_a_fault, urgent])
 @pytest.mark.parametrize("hello", [False, True], ids=["before hello", "after hello"])
 def test_a_socket_that_lingers_blocks_nobody(

@@ -234,6 +234,7 @@ def test_a_taker_that_hangs_does_not_stop_the_service(no_leaks: None, run_dir: P
                 taker.request(succession.FinishTakeOver())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_steps", range(4))
 def test_a_taker_that_hangs_keeps_nobody_out(worker: WorkerProcess, run_dir: Path, num_steps: int) -> None:
     """Stuck with everything it has got, while the worker dies and another is started."""

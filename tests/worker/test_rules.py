@@ -74,6 +74,7 @@ BREACHES: dict[str, Callable[[RawClient], object]] = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES)
 def test_a_broken_rule_ends_the_connection_with_a_reason(
     worker: WorkerProcess, breach: Callable[[RawClient], object]
