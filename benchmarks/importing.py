@@ -69,6 +69,7 @@ def _print_memory() -> None:
     with tempfile.TemporaryDirectory(prefix="kvpage-bench-") as folder:
         ready, told = os.pipe()
         command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", folder, "--ready-fd", str(told)]
+        command += ["--config", os.devnull]  # no settings of this machine
         server = subprocess.Popen(command, pass_fds=[told], stderr=subprocess.DEVNULL)
         os.close(told)
         os.read(ready, 1)

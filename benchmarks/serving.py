@@ -92,6 +92,7 @@ def _by_http_client(socket_path: str, stack: ExitStack) -> Send:
 def _server(folder: str) -> Iterator[None]:
     ready, told = os.pipe()
     command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", folder, "--ready-fd", str(told)]
+    command += ["--config", os.devnull]  # no settings of this machine
     process = subprocess.Popen(command, pass_fds=[told], stderr=subprocess.DEVNULL)
     os.close(told)
     os.read(ready, 1)

@@ -42,7 +42,7 @@ def service(run_dir: str, device: str, ending: Ending, *arguments: str) -> Itera
     """`kvpage serve` and its worker, ended when the block ends."""
     ready, told = os.pipe()
     command = [sys.executable, "-m", "kvpage_server", "serve", "--run-dir", run_dir, "--ready-fd", str(told)]
-    command += ["--device", device, *arguments]
+    command += ["--config", os.devnull, "--device", device, *arguments]  # nothing of a service of this machine
     with ExitStack() as stack:
         stack.callback(os.close, ready)
         log = stack.enter_context(tempfile.TemporaryFile())  # no pipe: nobody reads while it serves

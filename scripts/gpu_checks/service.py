@@ -55,6 +55,7 @@ def serving(gpu: Gpu) -> Iterator[str]:
         run_dir = str(Path(folder, "run"))
         ready_out, ready_in = os.pipe()
         command = [sys.executable, "-m", "kvpage_server", "serve", "--device", device, "--run-dir", run_dir]
+        command += ["--config", os.devnull]  # no settings of this machine
         server = subprocess.Popen([*command, "--ready-fd", str(ready_in)], pass_fds=[ready_in], stdout=log, stderr=log)
         os.close(ready_in)
         try:

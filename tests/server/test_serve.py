@@ -27,7 +27,7 @@ from support.token_files import token_file
 TOKEN = "0123456789abcdef0123456789abcdef"
 GROUP = 54321
 STRANGER = 65534
-MAX_RSS_BYTES = 80_000_000
+MAX_RSS_BYTES = 90_000_000
 POST_PLAN = b"POST /v1/plans HTTP/1.1\r\nHost: <host>\r\nContent-Type: application/json\r\n"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start programs as other users")
