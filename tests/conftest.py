@@ -59,6 +59,7 @@ def isolate_environment() -> None:
 
 
 LONGEST_FIRST = (
+    "ui/test_page.py",
     "pages/test_leased_crash.py",
     "server/test_kill_matrix.py",
     "cuda/test_service.py",

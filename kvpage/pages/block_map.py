@@ -79,7 +79,8 @@ class _Seen:
         return of_all[: self.num_slabs * self._width]
 
     def any_in_slab(self, of_slots: Flags) -> Flags:
-        return of_slots if self._width == 1 else of_slots.reshape(-1, self._width).any(axis=1)
+        found = of_slots if self._width == 1 else np.logical_or.reduce(of_slots.reshape(-1, self._width), axis=1)
+        return np.asarray(found, np.bool_)
 
     def count(self, of_slots: Flags) -> Ints:
         return self.reduce(np.add, of_slots, self._width)

@@ -18,7 +18,7 @@ def counted(pool: BlockPool, max_cells: int) -> list[tuple[int, ...]]:
     geometry = pool.geometry
     per_cell = -(-geometry.num_slabs // max_cells)
     owner_of = {slab: group for group in range(2) for slab in pool.slabs(group).slabs.tolist()}
-    cells = []
+    cells: list[tuple[int, ...]] = []
     for start in range(0, geometry.num_slabs, per_cell):
         owned = [slab for slab in range(start, min(start + per_cell, geometry.num_slabs)) if slab in owner_of]
         times, cached, num_blocks = [0], 0, 0

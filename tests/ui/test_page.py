@@ -10,10 +10,10 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import axe_playwright_python
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
@@ -26,7 +26,7 @@ from support.checkout import ROOT
 from support.command_line import COMMAND
 from support.ui_site import TOKEN, Site
 
-AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+AXE = (resources.files("axe_playwright_python") / "axe.min.js").read_text()
 EXAMPLES = json.loads((ROOT / "server/kvpage_server/ui/examples.json").read_text())
 LLAMA = next(one["config"] for one in EXAMPLES if one["name"] == "llama-3.1-8b")
 STRATEGIES = ("auto", "unify", "scale_then_pad", "slab", "nested")
