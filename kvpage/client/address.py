@@ -89,7 +89,7 @@ class Address:
             hint = closed_system_directory() if self.socket_path is not None else ""
             return DeviceUnavailable(
                 f"no kvpage server answers at {self.place}; start one with `kvpage serve`, or name its folder with "
-                f"run_dir= or KVPAGE_RUN_DIR{hint}",
+                f"--run-dir (run_dir= in Python) or KVPAGE_RUN_DIR{hint}",
                 details=details,
             )
         if isinstance(error, httpx.TimeoutException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,16 @@ def test_the_demo_plans_shares_and_checks_two_models() -> None:
     assert done.stdout.count(": equal") == 2
     assert "all values right" in done.stdout
     assert done.stdout.endswith(f"{HOW_TO_GET_IT}\n"), "not in a terminal, so it serves no page"
+
+
+@pytest.mark.long
+def test_the_demo_prints_only_what_it_measured_as_json() -> None:
+    done = run("demo", "--memory", "64MiB", "--device", "host", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["device"] == "host"
+    assert [pool["pool"] for pool in told["pools"]] == ["mimo", "qwen3-next"]
+    assert all(pool["values"] > 0 and pool["untouched_bytes"] > 0 for pool in told["pools"])
 
 
 @pytest.mark.sampled(2)
