@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,28 @@ async def test_a_token_opens_pools_over_tcp(run_dir: Path) -> None:
 async def test_a_rebound_name_reaches_nothing(api_over_tcp: httpx.AsyncClient) -> None:
     response = await api_over_tcp.get(f"{BASE_URL}/v1/devices", headers={"Host": "evil.example:8000"})
     assert_problem(response, "permission-denied")
+
+
+@asynchronous
+async def test_no_page_of_another_origin_may_read_or_be_asked_before(api_over_tcp: httpx.AsyncClient) -> None:
+    """There is no CORS: browsers keep answers from such pages, and do not send what needs to be asked for first."""
+    origin = {"Origin": "http://evil.example"}
+    for path in ("/livez", "/v1/devices", "/v1/plans", "/v1/pools"):
+        asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+        for response in (
+            await api_over_tcp.get(path, headers=origin),
+            await api_over_tcp.options(path, headers=asked),
+        ):
+            assert not [name for name in response.headers if name.startswith("access-control-")]
+        assert response.status_code in (403, 405)
+
+
+@asynchronous
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+async def test_a_form_of_another_page_does_nothing(api_over_tcp: httpx.AsyncClient, media_type: str) -> None:
+    """These are what a page may send anywhere without asking."""
+    body = json.dumps(small_request()).encode()
+    refused = await api_over_tcp.post("/v1/plans", content=body, headers={"Content-Type": media_type})
+    assert_problem(refused, "unsupported-media-type")
+    refused = await api_over_tcp.post("/v1/pools", content=body, headers={"Content-Type": media_type})
+    assert_problem(refused, "permission-denied")

@@ -32,7 +32,7 @@ RUN_BY: Mapping[str, str] = {
 """Python that a page shows is run by this file of tests; bytes of the protocol are compared."""
 
 OUR_FOLDERS = r"(?:kvpage|server|docs|tests|scripts|examples|benchmarks|deploy)"
-PROJECT_PATH = re.compile(rf"(?<![\w/.:@-]){OUR_FOLDERS}/[\w./*@-]*[\w/*](?![=:\w])")
+PROJECT_PATH = re.compile(rf"(?<![\w/.:@-]){OUR_FOLDERS}/[\w./*@-]*[\w/*](?!=|:(?!:)|\w)")
 """Not what is followed by a value: that is a label, or an image."""
 MEASURED = re.compile(r"\d[\d,.]*\s(?:µs|ms|ns|GiB/s|GB/s|MiB/s|tokens/s|requests/s)(?!\w)")
 SOURCE = re.compile(r"make [a-z]+|(?:benchmarks|scripts|tests)/\w+|kvpage \w+")
