@@ -91,12 +91,16 @@ class Builder:
         return self._built[name]
 
     def command(self, built: Built, *argv: str, as_pid_1: bool = False) -> list[str]:
-        """What runs `argv` in the image, as its user, without privileges."""
+        """What runs `argv` in the image as its user, with as little as an engine may give: no privilege, a read-only
+        root, no network, and no /dev/shm to write to.
+        """
         uid, _, gid = built.user.partition(":")
-        apart = ["unshare", "--pid", "--fork", "--kill-child"] if as_pid_1 else []
+        apart = ["unshare", "--mount", "--net", "--ipc", *(["--pid", "--fork", "--kill-child"] if as_pid_1 else [])]
+        script = 'mount -o remount,bind,ro "$0" && mount -t tmpfs -o ro none "$0/dev/shm" && exec "$@"'
+        read_only = ["sh", "-c", script, str(built.root)]
         drop = ["--reuid", uid, "--regid", gid, "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
         env = ["env", "-i", f"--chdir={built.workdir}", *(f"{key}={value}" for key, value in built.environment.items())]
-        return [*self.enter, *apart, "chroot", str(built.root), "setpriv", *drop, *env, *argv]
+        return [*self.enter, *apart, *read_only, "chroot", str(built.root), "setpriv", *drop, *env, *argv]
 
     def _done(self, stage: Stage, one: Instruction, built: Built) -> Built:
         """The image with one more instruction."""
