@@ -19,12 +19,11 @@ from starlette.types import Receive, Scope, Send
 import kvpage
 from kvpage.client.resources import Device
 from kvpage.client.socket_lease import SocketLease
-from kvpage.errors import OutOfBlocks
+from kvpage.errors import OutOfBlocks, PoolNotFound
 from kvpage.wire import leasing
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.leasing import BlocksState, GroupBlocks, Latency, TenantState
 from kvpage.wire.messages import PoolState
-from kvpage_server.access import AccessPolicy
 from kvpage_server.app import create_app
 from kvpage_server.device_pools import DevicePools
 from kvpage_server.metrics import CountRequests, ServiceMetrics, as_text
@@ -38,6 +37,7 @@ from support.eventually import until
 from support.leased_pools import BLOCKS_PER_SLAB, LAYERS, content
 from support.metric_samples import Scraped, conservation_faults
 from support.plan_requests import small_request
+from support.token_files import token_file
 
 CUTS = BLOCKS_PER_SLAB["three"]
 NUM_SLABS = 9
@@ -113,6 +113,8 @@ def test_the_page_has_every_metric_with_its_kind_and_labels_and_no_other(served:
         )
         lease.allocate(0, 1)
         client.plan(small_request())
+        with pytest.raises(PoolNotFound):
+            client.get_pool("pool-0123456789abcdef")
         served.scrape()  # the first request that is counted may be this one
         assert said(served.scrape()) == documented((ROOT / "docs/metrics.md").read_text())
 
@@ -157,6 +159,8 @@ def test_what_is_leased_is_what_is_said(served: Served) -> None:
         assert scraped.value("kvpage_prefix_stored_blocks_total", pool="mimo") == 2
         assert scraped.value("kvpage_pool_holders", pool="mimo") == 2
         assert scraped.value("kvpage_step_duration_seconds_count", pool="mimo") == 4
+        assert scraped.by("kvpage_allocated_blocks_total", "group", pool="mimo") == {"0": 2, "1": 5, "2": 3}
+        assert scraped.value("kvpage_leases_opened_total", pool="mimo") == 2
         assert served.faults(scraped) == []
 
 
@@ -225,6 +229,39 @@ def test_blocks_of_an_owner_that_let_go_without_a_word_are_quarantined(served: S
     assert scraped.sum("kvpage_blocks", pool="mimo", state="used") == 5
     with kvpage.adopt_lease("mimo", name="engine", token=str(opened.token), run_dir=served.run_dir):
         assert served.scrape().by("kvpage_leases", "state", pool="mimo") == {"active": 1, "quarantined": 0, "kept": 0}
+
+
+def test_blocks_are_counted_when_they_are_handed_out_and_leases_when_they_are_opened(served: Served) -> None:
+    def counted() -> tuple[dict[str, float], float]:
+        scraped = served.scrape()
+        allocated = scraped.by("kvpage_allocated_blocks_total", "group", pool="mimo")
+        return allocated, scraped.value("kvpage_leases_opened_total", pool="mimo")
+
+    with served.lease("engine") as lease:
+        [block] = lease.allocate(0, 1)
+        with pytest.raises(OutOfBlocks):
+            lease.allocate(0, 99)
+        with lease.reserve({1: 3}) as reservation:
+            reservation.commit({1: 2})
+        lease.free(0, [block])
+        assert counted() == ({"0": 1, "1": 3, "2": 0}, 1)
+        with kvpage.adopt_lease("mimo", name="engine", token=lease.token, run_dir=served.run_dir):
+            assert counted()[1] == 1
+    with served.lease("engine"):
+        assert counted() == ({"0": 1, "1": 3, "2": 0}, 2)
+
+
+def test_padding_is_what_of_a_block_no_layer_fills(served: Served) -> None:
+    plan = kvpage.plan(REQUEST)
+    with served.lease("engine") as lease:
+        lease.allocate_all({0: 2, 1: 5})
+        scraped = served.scrape()
+    for number, group in enumerate(plan.groups):
+        data_bytes = sum(plan.layers[name].real_page_size_bytes for name in group.layers)
+        share = 1 - data_bytes * group.blocks_per_slab / plan.slab_bytes
+        for state, held_bytes in scraped.by("kvpage_block_bytes", "state", pool="mimo", group=str(number)).items():
+            padding_bytes = scraped.value("kvpage_block_padding_bytes", pool="mimo", group=str(number), state=state)
+            assert padding_bytes == held_bytes * share
 
 
 def test_who_waits_is_counted_and_so_is_what_became_of_it(served: Served) -> None:
@@ -460,10 +497,25 @@ async def test_requests_are_counted_by_route_and_not_by_path(api: httpx.AsyncCli
 
 
 @pytest.mark.anyio
+async def test_errors_are_counted_by_their_code(api: httpx.AsyncClient) -> None:
+    await api.post("/v1/plans", json={"layers": []})
+    await api.get("/v1/pools/pool-0123456789abcdef")
+    await api.get("/nowhere")
+    await api.get("/livez")
+    scraped = Scraped((await api.get("/metrics")).text)
+    counted = scraped.all("kvpage_http_errors_total")
+    assert {tuple(sorted(dict(labels).items())) for labels in counted} >= {
+        (("code", "spec-invalid"), ("route", "/v1/plans")),
+        (("code", "not-found"), ("route", "none")),
+    }
+    statuses = scraped.by("kvpage_http_requests_total", "status")
+    assert sum(counted.values()) == sum(value for status, value in statuses.items() if int(status) >= 400) == 3
+
+
+@pytest.mark.anyio
 async def test_who_may_not_is_counted_too(api_over_tcp: httpx.AsyncClient, run_dir: Path) -> None:
     token = "0123456789abcdef0123456789abcdef"
-    policy = AccessPolicy(server_uid=os.geteuid(), token=token.encode())
-    app = create_app(settings_without_worker(run_dir), access=policy)
+    app = create_app(settings_without_worker(run_dir, token_file=token_file(run_dir, token)))
     async with in_process(app, caller=None) as client:
         assert (await client.get("/metrics")).status_code == 401
         client.headers["Authorization"] = f"Bearer {token}"
