@@ -60,6 +60,6 @@ class Operations:
 
 def _served(route: BaseRoute) -> _Served:
     assert isinstance(route, (Route, Mount)), route  # there are no others without WebSockets
-    name = route.operation_id if isinstance(route, APIRoute) else None
+    operation_id = route.operation_id if isinstance(route, APIRoute) else None
     methods = _OF_FILES if isinstance(route, Mount) else frozenset(route.methods or ())
-    return _Served(name or route.name, methods, route.path_regex)
+    return _Served(operation_id or str(route.name), methods, route.path_regex)

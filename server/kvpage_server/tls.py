@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeAlias
 
 from kvpage_server.intake import Intake
@@ -84,7 +84,7 @@ class _Handshake:
 
     unread_bytes = 0
 
-    def __init__(self, task: asyncio.Task[None], peer: str, since: int) -> None:
+    def __init__(self, task: asyncio.Task[None], peer: Hashable, since: int) -> None:
         self.peer = peer
         self._task = task
         self._since = since

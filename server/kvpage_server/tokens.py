@@ -14,6 +14,7 @@ import hmac
 import logging
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,8 +55,9 @@ def parse_tokens(content: bytes, path: Path) -> tuple[Token, ...]:
         number, [secret] = lines[0]
         return (Token(name=LONE_NAME, role=Role.ADMIN, digest=_checked_digest(secret, f"{_named(path)}:{number}")),)
     tokens = tuple(_token(words, f"{_named(path)}:{number}") for number, words in lines)
-    for what, values in (("name", [token.name for token in tokens]), ("token", [token.digest for token in tokens])):
-        _check_unique(what, values, [number for number, _ in lines], path)
+    numbers = [number for number, _ in lines]
+    _check_unique("name", [token.name for token in tokens], numbers, path)
+    _check_unique("token", [token.digest for token in tokens], numbers, path)
     return tokens
 
 
@@ -126,7 +128,7 @@ def _checked_digest(secret: bytes, where: str) -> bytes:
     return _digest(secret)
 
 
-def _check_unique(what: str, values: list[str] | list[bytes], numbers: list[int], path: Path) -> None:
+def _check_unique(what: str, values: Sequence[str | bytes], numbers: list[int], path: Path) -> None:
     first: dict[str | bytes, int] = {}
     for value, number in zip(values, numbers, strict=True):
         if value in first:

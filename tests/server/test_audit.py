@@ -200,7 +200,7 @@ def test_how_many_were_left_out_is_told_with_the_next(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     records = audit.Audit(log)
     waits = iter([0, 1, 1, 0])
-    records._refusals.take = lambda name: next(waits)  # type: ignore[assignment,method-assign]
+    records._refusals.take = lambda name: next(waits)  # type: ignore[method-assign]
     scope = {"method": "GET", "path": "/x", "headers": []}
     for _ in range(4):
         records.refused(scope, Operation("none", RULES["metrics"], {}), PermissionDenied("no"))

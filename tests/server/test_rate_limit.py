@@ -1,10 +1,18 @@
-"""Buckets that fill at a steady rate, of which there are never more than so many."""
+"""Buckets that fill at a steady rate, of which there are never more than so many; and what they let through."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import httpx
 import pytest
 
+from kvpage_server.app import create_app
 from kvpage_server.rate_limit import Buckets, ChangeLimit
+from support.api_in_process import in_process, settings_without_worker
+from support.problems import assert_problem
+from support.token_files import token_of, with_every_role
 
 
 class Clock:
@@ -84,3 +92,40 @@ def test_a_rate_under_one_a_second_still_lets_one_through() -> None:
     limit = ChangeLimit(0.1, max_tokens=2, clock_s=Clock())
     assert limit.wait_s("a") == 0
     assert limit.wait_s("a") == pytest.approx(10)
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+RENEW = "/v1/pools/pool-0123456789abcdef/leases/x/renew"
+
+
+async def change(api: httpx.AsyncClient, role: str | None) -> httpx.Response:
+    """Of a pool whose worker is not there, so nothing comes of it."""
+    headers = {} if role is None else {"Authorization": f"Bearer {token_of(role)}"}
+    return await api.post(RENEW, headers=headers)
+
+
+@pytest.mark.anyio
+async def test_each_token_may_change_things_so_often_and_look_as_often_as_it_likes(run_dir: Path) -> None:
+    settings = settings_without_worker(run_dir, token_file=with_every_role(run_dir), rate_limit_per_s=0.001)
+    async with in_process(create_app(settings), caller=None) as api:
+        assert (await change(api, "allocate")).status_code != 429
+        refused = await change(api, "allocate")
+        assert_problem(refused, "rate-limited")
+        wait_s = int(refused.headers["retry-after"])
+        assert 990 <= wait_s <= 1000
+        assert refused.headers["ratelimit"] == f'"changes";r=0;t={wait_s}'
+        assert refused.headers["ratelimit-policy"] == '"changes";q=1;w=1000'
+        assert (await change(api, "admin")).status_code != 429  # another's bucket
+        assert_problem(await change(api, "read"), "permission-denied")  # who may not takes nothing from anybody
+        for _ in range(3):
+            looked = await api.get("/v1/pools", headers={"Authorization": f"Bearer {token_of('allocate')}"})
+            assert looked.status_code == 200
+
+
+@pytest.mark.anyio
+async def test_the_unix_socket_is_not_limited(run_dir: Path) -> None:
+    settings = settings_without_worker(run_dir, token_file=with_every_role(run_dir), rate_limit_per_s=0.001)
+    async with in_process(create_app(settings)) as api:
+        answers = await asyncio.gather(*(change(api, None) for _ in range(5)))
+    assert 429 not in {answer.status_code for answer in answers}

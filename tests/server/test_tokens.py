@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kvpage.errors import SpecInvalid
-from kvpage_server import tokens
 from kvpage_server.roles import Role
 from kvpage_server.tokens import MAX_TOKENS, TokenFile, parse_tokens
 from support.token_files import ROLES, token_file, token_of, with_every_role
@@ -97,7 +96,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, file: TokenFile, given: str) -> in
         return real(left, right)
 
     with monkeypatch.context() as patched:
-        patched.setattr(tokens.hmac, "compare_digest", counting)
+        patched.setattr(hmac, "compare_digest", counting)
         file.find(given.encode())
     return len(seen)
 

@@ -19,7 +19,7 @@ async def main(folder: Path) -> dict[str, object]:
     filler = folder / "filler"
     filler.write_bytes(b"x" * (40 << 10))
     log = AuditLog(folder / "audit.jsonl")
-    refused = []
+    refused: list[str] = []
     while len(refused) < 3:
         try:
             await log.intend(LINE)
