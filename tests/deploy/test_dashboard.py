@@ -45,6 +45,7 @@ def scraped(mimo: ApiService) -> Scraped:
             client.get_pool("pool-0123456789abcdef")
         with kvpage.open_lease("mimo", name="engine", tenant="acme", run_dir=run_dir) as lease:
             [block] = lease.allocate(0, 1)
+            lease.allocate(2, 1)
             lease.commit(0, [block], [content(1)])
             transport = httpx.HTTPTransport(uds=str(mimo.run_directory.api_socket))
             with httpx.Client(transport=transport, base_url="http://kvpage", timeout=60) as http:
@@ -129,6 +130,14 @@ def test_every_metric_of_the_service_is_on_the_dashboard_or_left_out_for_a_reaso
         "kvpage_prefix_duplicate_blocks_total": "of interest to who writes an engine",
     }  # fmt: skip
     assert set(described) - shown - set(left_out) == set()
+
+
+def test_the_padding_that_is_shown_is_that_of_the_plan(scraped: Scraped) -> None:
+    """Each of the five draft layers of the example, group 2, has a third of a page as padding; a block is leased."""
+    padding_bytes = {group: 0.0 for group in ("0", "1")} | {"2": 5 * 32_768}
+    for group, wanted in padding_bytes.items():
+        assert scraped.by("kvpage_block_padding_bytes", "state", pool="mimo", group=group)["used"] == wanted
+    assert scraped.by("kvpage_block_bytes", "state", pool="mimo", group="2")["used"] == 491_520
 
 
 # --- the dashboard ----------------------------------------------------------------------------------------------------
