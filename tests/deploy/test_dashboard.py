@@ -134,7 +134,7 @@ def test_every_metric_of_the_service_is_on_the_dashboard_or_left_out_for_a_reaso
 
 def test_the_padding_that_is_shown_is_that_of_the_plan(scraped: Scraped) -> None:
     """Each of the five draft layers of the example, group 2, has a third of a page as padding; a block is leased."""
-    padding_bytes = {group: 0.0 for group in ("0", "1")} | {"2": 5 * 32_768}
+    padding_bytes = dict.fromkeys(("0", "1"), 0.0) | {"2": 5 * 32_768}
     for group, wanted in padding_bytes.items():
         assert scraped.by("kvpage_block_padding_bytes", "state", pool="mimo", group=group)["used"] == wanted
     assert scraped.by("kvpage_block_bytes", "state", pool="mimo", group="2")["used"] == 491_520
