@@ -21,7 +21,7 @@ help: ## Say what each target does
 
 ##@ Use
 
-demo: ## Plan two models, share their memory between processes, check every value
+demo: ## Plan two models, share their memory, check every value; in a terminal, then the web page
 	@$(BOOTSTRAP) demo
 	@$(BIN)/kvpage demo
 

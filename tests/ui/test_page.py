@@ -8,11 +8,11 @@ import random
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
@@ -32,6 +32,7 @@ LLAMA = next(one["config"] for one in EXAMPLES if one["name"] == "llama-3.1-8b")
 STRATEGIES = ("auto", "unify", "scale_then_pad", "slab", "nested")
 LIVE = f"#view=live&token={TOKEN}"
 Open = Callable[..., Page]
+Case = TypeVar("Case")
 
 
 # --- reading the page -------------------------------------------------------------------------------------------------
@@ -88,6 +89,13 @@ def set_field(page: Page, name: str, value: str) -> None:
         control.fill(value)
 
 
+def some_of(cases: Sequence[Case], count: int, request: pytest.FixtureRequest) -> Sequence[Case]:
+    """As the marker `sampled`, but in one page, as each page takes its time: all of them in the long tier."""
+    if request.config.getoption("--tier") == "long":
+        return cases
+    return random.Random(request.config.option.hypothesis_seed).sample(cases, count)
+
+
 # --- planning ---------------------------------------------------------------------------------------------------------
 
 
@@ -98,12 +106,12 @@ def test_the_page_plans_an_example_by_itself(open_page: Open) -> None:
     assert page.title() == "Plan – kvpage"
 
 
-def test_every_example_has_the_plan_that_the_library_gives(open_page: Open) -> None:
+def test_every_example_has_the_plan_that_the_library_gives(open_page: Open, request: pytest.FixtureRequest) -> None:
     page = open_page()
-    for example in EXAMPLES:
+    for example in some_of(EXAMPLES, 3, request):
         page.get_by_label("Example").select_option(example["name"])
-        request = example.get("request")
-        expect_plan(page, kvpage.plan(request) if request else plan_of({"config": example["config"]}))
+        written = example.get("request")
+        expect_plan(page, kvpage.plan(written) if written else plan_of({"config": example["config"]}))
 
 
 def test_a_config_that_is_pasted_has_the_plan_that_the_library_gives(open_page: Open) -> None:
@@ -141,6 +149,7 @@ def test_every_control_changes_the_plan_as_the_library_does(open_page: Open) -> 
     expect_plan(page, plan_of(entry, **fields, strategy="nested"))
 
 
+@pytest.mark.long
 def test_a_draft_model_is_planned_beside_the_model(open_page: Open) -> None:
     page = open_page("#example=llama-3.1-8b")
     draft = LLAMA | {"num_hidden_layers": 2, "num_key_value_heads": 4}
@@ -149,6 +158,7 @@ def test_a_draft_model_is_planned_beside_the_model(open_page: Open) -> None:
     expect_plan(page, plan_of({"config": LLAMA, "draft": draft}))
 
 
+@pytest.mark.long
 def test_memory_can_be_turned_coarsely(open_page: Open) -> None:
     page = open_page("#example=llama-3.1-8b")
     page.get_by_label("coarse").fill("30")
@@ -209,15 +219,11 @@ FAULTS = [
 
 
 def test_what_is_wrong_is_said_in_words_at_its_field_and_mends(open_page: Open, request: pytest.FixtureRequest) -> None:
-    """One page for all of them; the default tier takes some, by the run's seed."""
-    is_long = request.config.getoption("--tier") == "long"
-    seed = request.config.option.hypothesis_seed
-    faults = FAULTS if is_long else random.Random(seed).sample(FAULTS, 5)
     page = open_page("#example=llama-3.1-8b")
     page.locator("#more").evaluate("more => more.open = true")
     good = plan_of({"config": LLAMA})
     expect_plan(page, good)
-    for field, value, words in faults:
+    for field, value, words in some_of(FAULTS, 4, request):
         control = page.locator(f"#{field}")
         before = control.input_value()
         paste(page, value, f"#{field}")
@@ -231,6 +237,7 @@ def test_what_is_wrong_is_said_in_words_at_its_field_and_mends(open_page: Open, 
         expect(page.locator("#copy-plan-id")).to_have_text(good.plan_id)
 
 
+@pytest.mark.long
 def test_a_fault_of_several_fields_is_at_each_and_ranks_are_refused(open_page: Open) -> None:
     page = open_page("#example=llama-3.1-8b")
     expect_plan(page, plan_of({"config": LLAMA}))
@@ -320,6 +327,7 @@ def test_what_is_copied_gives_the_same_plan_elsewhere(open_page: Open, tmp_path:
         assert json.loads(done.stdout)["plan_id"] == plan.plan_id
 
 
+@pytest.mark.long
 def test_a_copy_lands_on_the_clipboard_or_is_selected(open_page: Open, site: Site) -> None:
     page = open_page("#example=llama-3.1-8b", permissions=["clipboard-read", "clipboard-write"])
     expect_plan(page, plan_of({"config": LLAMA}))
@@ -475,6 +483,7 @@ def test_the_map_changes_when_blocks_are_given_back(open_page: Open, site: Site)
         expect(readout).to_have_text("slab 0: nobody's, slab 0 is never handed out")
 
 
+@pytest.mark.long
 def test_many_blocks_are_drawn_together_and_it_is_said(open_page: Open, site: Site) -> None:
     layer = {"name": "a", "kind": "full_attention", "num_kv_heads": 1, "head_size": 16, "dtype": "bfloat16", "backend": "flash_attn"}  # fmt: skip # noqa: E501
     request = {"strategy": "unify", "memory_bytes": 5 << 20, "layers": [layer]}
@@ -667,6 +676,7 @@ def test_the_page_is_light_or_dark_and_still_as_the_reader_prefers(open_page: Op
     assert page.evaluate(moving) == "0s"
 
 
+@pytest.mark.long
 def test_the_file_of_a_request_can_be_saved(open_page: Open) -> None:
     page = open_page("#example=llama-3.1-8b")
     plan = plan_of({"config": LLAMA})
