@@ -60,8 +60,8 @@ gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot; 
 
 ##@ Write tables of the documents
 
-reliability: environment ## Kill processes at every step, use everything up; writes docs/reliability.md (takes long)
-	$(BIN)/python scripts/reliability.py
+reliability: environment ## Kill processes, use everything up, attack; writes docs/reliability.md (takes long; PARTS=attack)
+	$(BIN)/python scripts/reliability.py $(PARTS)
 
 simulation-tables: environment ## Replay request streams against the layouts; writes docs/planning.md (10 minutes)
 	$(BIN)/python scripts/simulation_tables.py

@@ -1,5 +1,6 @@
-"""Kills processes at every step of every operation, uses up everything there is, and writes what came of it into
-docs/reliability.md. Takes about twenty minutes: `make reliability`.
+"""Kills processes at every step of every operation, uses up everything there is, attacks the service, and writes what
+came of it into docs/reliability.md. Takes about forty minutes: `make reliability`; `make reliability PARTS=attack` runs
+one part of it, or several with spaces between.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ NUM_SOAKS, SOAK_S = 2, 60.0
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support import exhaustion, kill_matrix, lease_kill_matrix, upgrade  # noqa: E402 - found by the line above
+from support import attacks, exhaustion, kill_matrix, lease_kill_matrix, upgrade  # noqa: E402 - found by the line above
 from support.lease_soak import Outcome, soak  # noqa: E402
+from support.tally import Tally  # noqa: E402
 
 _SOAK_BLOWS = {
     "client": "a client killed",
@@ -75,18 +77,48 @@ class Row:
         return not trial.survived_the_operation
 
 
-def main() -> int:
+def main(names: Sequence[str]) -> int:
+    """Runs the parts that are named, or all. Returns 1 when something was lost, 2 for an unknown name."""
+    parts = {"upgrade": upgrades, "exhaustion": exhausting, "kills": kills, "leases": leases, "attack": attack}
+    unknown = set(names) - parts.keys()
+    if unknown:
+        print(f"no part {', '.join(sorted(unknown))}; there are {', '.join(parts)}", file=sys.stderr)
+        return 2
+    is_sound = [part() for name, part in parts.items() if not names or name in names]
+    return 0 if all(is_sound) else 1
+
+
+def upgrades() -> bool:
     with _folder() as folder:
         _write("upgrade", _upgrade(upgrade.upgrade_under_load(folder, NUM_UPGRADES)))
+    return True
+
+
+def exhausting() -> bool:
     exhausted = list(_exhausted())
     _write("exhaustion", _table(exhausted))
+    return all(outcome == "unharmed" for _, outcome, _ in exhausted)
+
+
+def kills() -> bool:
     with ThreadPoolExecutor() as threads:  # each row has processes and a folder of its own
         parts = list(threads.map(lambda part: list(part()), (_worker_rows, _api_rows, _rows_of_both)))
     rows = [row for part in parts for row in part]
     _write("kill matrix", _matrix(rows))
-    is_unharmed = all(outcome == "unharmed" for _, outcome, _ in exhausted)
-    is_sound = leases()
-    return 0 if is_unharmed and is_sound and not any(row.lost or row.leaked for row in rows) else 1
+    return not any(row.lost or row.leaked for row in rows)
+
+
+def attack() -> bool:
+    """Each name with what was tried, survived and lost; and what a thousand planners cost."""
+    seed = SystemRandom().getrandbits(32)
+    tallies = []
+    for name, tally in attacks.all_attacks(seed):
+        print(name, tally.tried, tally.lost, *tally.losses[:20], sep="\n  ", flush=True)
+        tallies.append((name, tally))
+    planning = attacks.planners()
+    tallies.append((f"{attacks.NUM_PLANNERS:,} planners at once", planning.tally))
+    _write("attack", f"Seed {seed}.\n\n{_attacked(tallies)}\n\n{_planning(planning)}")
+    return not any(tally.lost for _, tally in tallies)
 
 
 def leases() -> bool:
@@ -222,6 +254,20 @@ def _table(exhausted: list[tuple[str, str, str]]) -> str:
     return "\n".join([*lines, *(f"| {name} | {outcome} | {details} |" for name, outcome, details in exhausted)])
 
 
+def _attacked(tallies: list[tuple[str, Tally]]) -> str:
+    lines = ["| attack | tried | survived | lost | how it went |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| {name} | {one.tried:,} | {one.survived:,} | {one.lost:,} | {one.told()} |" for name, one in tallies]
+    together = [sum(column) for column in zip(*((t.tried, t.survived, t.lost) for _, t in tallies), strict=True)]
+    return "\n".join([*lines, f"| together | {' | '.join(f'{count:,}' for count in together)} | |"])
+
+
+def _planning(planning: attacks.Planning) -> str:
+    return (
+        f"The plans of {attacks.NUM_PLANNERS:,} at once took {planning.at_once_s / planning.in_turn_s:.2f} times as "
+        "long as those of one client that asks as often, one after the other."
+    )
+
+
 def _upgrade(measured: upgrade.Upgrades) -> str:
     pauses_s = sorted(measured.pauses_s)
     rows = {
@@ -270,6 +316,6 @@ def _replaced(text: str, name: str, table: str) -> str:
 
 if __name__ == "__main__":
     started_s = time.monotonic()
-    status = main()
+    status = main(sys.argv[1:])
     print(f"{time.monotonic() - started_s:.0f} s, {'nothing lost' if status == 0 else 'SOMETHING WAS LOST'}")
     sys.exit(status)

@@ -23,6 +23,7 @@ import msgspec
 
 from kvpage.errors import Conflict, SpecInvalid, TooManyClients
 from kvpage.pages.holding_arrays import MAX_HOLDERS
+from kvpage.pages.machine_time import offset_s
 from kvpage.pages.tenants import Tenant
 
 MAGIC = int.from_bytes(b"kvplse1\0", "little")
@@ -148,10 +149,10 @@ class LeaseRecords:
     def expires_s(self, row: int) -> float | None:
         """Until when it is kept, by `time.monotonic()`, if it is by time."""
         milliseconds = self._rows[2 * row + 1]
-        return milliseconds / 1000 if milliseconds else None
+        return milliseconds / 1000 + offset_s("monotonic") if milliseconds else None
 
     def expire_at(self, row: int, when_s: float | None) -> None:
-        self._rows[2 * row + 1] = 0 if when_s is None else max(1, int(when_s * 1000))
+        self._rows[2 * row + 1] = 0 if when_s is None else max(1, int((when_s - offset_s("monotonic")) * 1000))
 
     @property
     def era(self) -> int:

@@ -28,4 +28,16 @@ def test_the_check_fires_for_what_is_left_behind(monkeypatch: pytest.MonkeyPatch
     for sock in kept:
         sock.close()
     assert any(loss.startswith("the server has") and "descriptors more" in loss for loss in tally.losses)
-    assert list(faults_in("INFO all is well\nERROR:uvicorn: Exception in ASGI application")) != []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR:uvicorn: Exception in ASGI application",
+        "Traceback (most recent call last):",
+        '{"level": "error", "event": "x"}',
+    ],
+)
+def test_the_check_fires_for_faults_in_a_log(line: str) -> None:
+    assert list(faults_in(f"INFO all is well\n{line}\n")) == [f"in the log: {line}"]
+    assert list(faults_in('INFO all is well\n{"level": "warning", "event": "no error"}')) == []

@@ -23,12 +23,17 @@ class ApiService:
     """Every worker answers once it is made. `with` ends it and whatever worker is left in its run directory."""
 
     def __init__(
-        self, run_dir: Path, *arguments: str, wait_ready: bool = True, command: Sequence[str] = COMMAND
+        self,
+        run_dir: Path,
+        *arguments: str,
+        wait_ready: bool = True,
+        command: Sequence[str] = COMMAND,
+        log: Path | None = None,
     ) -> None:
-        """Raises AssertionError with the log when it ends before it is ready."""
+        """`log`: beside the run directory if not said. Raises AssertionError with it when it ends unready."""
         self.run_directory = RunDirectory(run_dir)
         self._command = command
-        self._log = run_dir.with_name(run_dir.name + ".log")
+        self._log = log or run_dir.with_name(run_dir.name + ".log")
         ready_out, ready_in = os.pipe()
         try:
             self._child = self._start(arguments, ready_in)

@@ -25,7 +25,7 @@ from support.tally import Tally
 MAX_GROWTH_BYTES = 96 << 20
 """That the server may have more of memory after an attack than before: its caches, and what its allocator keeps."""
 
-_FAULT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|never retrieved|internal_error")
+_FAULT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|\"level\": ?\"(error|critical)\"|never retrieved|internal_error")
 _BODY = json.dumps(small_request()).encode()
 _PLAN_ID = kvpage.plan(small_request()).plan_id
 
@@ -66,13 +66,16 @@ class Remains:
         self._service = service
         self._pids = {"the server": service.pid, "the worker": service.worker_pid()}
         self._before = {name: _held(pid) for name, pid in self._pids.items()}
-        self._logged = len(service.log())
+        self._worker_log = service.run_directory.path / "worker-host.log"
+        self._logged = len(service.log()), len(self._worker_log.read_text())
 
     def losses(self, patience_s: float) -> Iterator[str]:
         """What is left of the attack, or was written into the log."""
         for name, pid in self._pids.items():
             yield from self._left(name, pid, patience_s)
-        yield from faults_in(self._service.log()[self._logged :])
+        of_server, of_worker = self._logged
+        yield from faults_in(self._service.log()[of_server:])
+        yield from faults_in(self._worker_log.read_text()[of_worker:])
 
     def _left(self, name: str, pid: int, patience_s: float) -> Iterator[str]:
         fds, threads, before_bytes = self._before[name]

@@ -9,12 +9,15 @@ import json
 import random
 import re
 import resource
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import kvpage
+from kvpage.client.http import Client
 from kvpage.errors import KvpageError, SpecInvalid
 from kvpage.models import read_config
 from models.public_configs import CONFIGS, config
@@ -270,3 +273,26 @@ def check_told(error: KvpageError) -> None:
 
 def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def check_answer(client: Client, data: bytes) -> str:
+    """The same of the server, which is sent the config in a request, as text: what of it is no JSON is refused too."""
+    try:
+        config = json.loads(data)
+        client.plan({"strategy": "auto", "model": {"config": config}, "memory_bytes": MEMORY_BYTES}).check()
+    except ValueError as error:
+        if not isinstance(error, KvpageError):
+            return "no JSON"
+        check_told(error)
+        return error.code
+    except KvpageError as error:
+        check_told(error)
+        return error.code
+    return "planned"
+
+
+def main(seed: int, start: int, end: int) -> None:
+    """Of a process of its own: says as JSON what these configs came to."""
+    with tempfile.TemporaryDirectory() as folder:
+        tally = fuzzed(Path(folder), seed, range(start, end))
+    sys.stdout.write(json.dumps({"tried": tally.tried, "losses": tally.losses, "outcomes": tally.outcomes}))

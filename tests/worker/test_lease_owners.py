@@ -350,7 +350,7 @@ def test_a_process_is_known_by_its_number_and_its_beginning() -> None:
     assert began > 0
     os.close(pidfd_by_number(child.pid, began))
     with pytest.raises(ProcessLookupError):
-        pidfd_by_number(child.pid, began + 1)  # the number is another's by now
+        pidfd_by_number(child.pid, began + 2)  # the number is another's by now
     child.kill()
     with child:
         pass
