@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
     "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+PATIENCE_MS = 30_000
+"""On a machine that has much else to do; what is waited for comes in a moment on others."""
 _REFUSED = "Failed to load resource: the server responded with a status of 4"
 """What Chromium itself writes for an answer that is a problem; a page cannot keep it from doing so."""
 
@@ -32,6 +34,7 @@ def executable() -> str:
 def chromium() -> Iterator[Browser]:
     """With a fresh profile. As root it takes no sandbox."""
     path = executable()
+    expect.set_options(timeout=PATIENCE_MS)
     arguments = [*ARGUMENTS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)

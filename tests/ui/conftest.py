@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from support.api_service import ApiService
-from support.browser import Watch, chromium
+from support.browser import PATIENCE_MS, Watch, chromium
 from support.leaks import leak_guard
 from support.ui_site import TOKEN, Site
 
@@ -41,7 +41,7 @@ def open_page(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
 
     def open_(fragment: str = "", *, allowed: tuple[str, ...] = (), **options: Any) -> Page:
         context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         page = context.new_page()
         watches.append(Watch(page, site.origin, allowed))
