@@ -81,7 +81,7 @@ REPLIES: list[leasing.ReplyBody] = [
     leasing.BlockMap(
         pool_id=POOL_ID, num_slabs=3, slabs_per_cell=2, owners=[-1, 0], owned=[2, 0], used=[3, 0], shared=[1, 0],
         cached=[1, 0], free=[0, 0], most_held=[2, 0],
-    ),  # fmt: skip
+    ),
     leasing.TenantsSet(tenants=[TENANT]),
     leasing.EventList(
         log_id=LOG_ID, after=6, has_missed=True,
