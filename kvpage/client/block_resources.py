@@ -52,8 +52,8 @@ class PoolBlocks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockMap(msgspec.Struct, frozen=True, kw_only=True):
-    """All blocks of a pool, drawn together to cells of `slabs_per_cell` slabs (the last may have fewer), from slab 0 on,
-    which is nobody's. By cell, used + cached + free = the blocks into which its owned slabs are cut.
+    """All blocks of a pool, drawn together to cells of `slabs_per_cell` slabs (the last may have fewer), from slab 0
+    on, which is nobody's. By cell, used + cached + free = the blocks into which its owned slabs are cut.
     """
 
     num_slabs: int

@@ -62,7 +62,7 @@ asynchronous = pytest.mark.anyio
 
 
 @asynchronous
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/plans/", "/v2/plans", "/metric", "/v1/event", "/docs", "/redoc"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/plans/", "/v2/plans", "/metric", "/v1/event", "/docs", "/redoc"])
 async def test_a_path_that_is_not_there_is_404(api: httpx.AsyncClient, path: str) -> None:
     assert_problem(await api.get(path), "not-found")
 
