@@ -60,7 +60,7 @@ gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot; 
 
 ##@ Write tables of the documents
 
-reliability: environment ## Kill processes, use everything up, attack; writes docs/reliability.md (takes long; PARTS=attack)
+reliability: environment ## Kill, use up, attack; writes docs/reliability.md (takes long; PARTS=attack: that part)
 	$(BIN)/python scripts/reliability.py $(PARTS)
 
 simulation-tables: environment ## Replay request streams against the layouts; writes docs/planning.md (10 minutes)

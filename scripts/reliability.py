@@ -35,6 +35,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support import attacks, exhaustion, kill_matrix, lease_kill_matrix, upgrade  # noqa: E402 - found by the line above
 from support.lease_soak import Outcome, soak  # noqa: E402
+from support.many_planners import Planning  # noqa: E402
 from support.tally import Tally  # noqa: E402
 
 _SOAK_BLOWS = {
@@ -261,7 +262,7 @@ def _attacked(tallies: list[tuple[str, Tally]]) -> str:
     return "\n".join([*lines, f"| together | {' | '.join(f'{count:,}' for count in together)} | |"])
 
 
-def _planning(planning: attacks.Planning) -> str:
+def _planning(planning: Planning) -> str:
     return (
         f"The plans of {attacks.NUM_PLANNERS:,} at once took {planning.at_once_s / planning.in_turn_s:.2f} times as "
         "long as those of one client that asks as often, one after the other."

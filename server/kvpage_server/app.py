@@ -31,7 +31,6 @@ from kvpage_server.access import AccessPolicy, own_uid
 from kvpage_server.audit import Audit
 from kvpage_server.audit_log import AuditLog
 from kvpage_server.cached_plans import CachedPlans
-from kvpage_server.departed_clients import ignore_departed_clients
 from kvpage_server.event_stream import EventStreams
 from kvpage_server.farewell import say_farewell
 from kvpage_server.guard import Guard
@@ -79,7 +78,6 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        ignore_departed_clients()
         with contextlib.ExitStack() as stack:
             stack.callback(on_shutdown)
             app.state.audit = _audit(settings, stack)

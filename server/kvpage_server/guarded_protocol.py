@@ -22,6 +22,7 @@ from kvpage.errors import Draining, HttpInvalid, KvpageError, RateLimited, TooMa
 from kvpage_server.declined_upgrade import has_body, parser_behind
 from kvpage_server.intake import Intake, Share
 from kvpage_server.intake_refusals import body_too_large, displaced, framing_too_large, not_in_time
+from kvpage_server.lost_client import dropping, ending
 from kvpage_server.plan_queue import Asker
 from kvpage_server.problems import problem_response
 from kvpage_server.request_id import request_id_of_headers
@@ -53,6 +54,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._served: RequestResponseCycle | None = None
+        self._is_lost = False
         self._waits_since = self._intake.next_turn()
         self.peer: Hashable = None
         self.unread_bytes = 0
@@ -79,6 +81,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._time_stage()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
         self._stop_timer()
         self._stop_waiting_for_reader()
         for cycle, _ in self.pipeline:  # will never run
@@ -120,10 +123,13 @@ class GuardedProtocol(HttpToolsProtocol):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._served = receive.__self__  # type: ignore[attr-defined]  # the method of a cycle
         try:
-            await self._inner(scope, receive, send)
+            await self._inner(scope, ending(receive, self._has_lost_client), dropping(send, self._has_lost_client))
         finally:
             self._served = None
             self._give_back(scope)
+
+    def _has_lost_client(self) -> bool:
+        return self._is_lost
 
     def _give_back(self, scope: Any) -> None:
         held_bytes = self._held_bytes.pop(id(scope), 0)
@@ -260,10 +266,12 @@ class GuardedProtocol(HttpToolsProtocol):
         error = sys.exc_info()[1]
         assert isinstance(error, httptools.HttpParserUpgrade)
         rest = self._piece[error.args[0] :]
-        if self._stage == "body":
-            self.parser = parser_behind(self.scope["headers"], self)
-        else:
-            self.parser = httptools.HttpRequestParser(self)
+        try:
+            is_amid = self._stage == "body"
+            self.parser = parser_behind(self.scope["headers"], self) if is_amid else httptools.HttpRequestParser(self)
+        except httptools.HttpParserError:  # a framing that the parser lets pass where it is not to read a body
+            self.send_400_response("")
+            return
         if rest:
             super().data_received(rest)  # type: ignore[arg-type]  # as above
 

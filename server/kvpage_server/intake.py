@@ -45,9 +45,11 @@ class IntakeLimits:
 class Member(Protocol):
     """A connection as its share sees it."""
 
-    peer: Hashable
-    """Whose it is: the same for all connections of a process on this machine, or of an address in the network."""
     unread_bytes: int
+
+    @property
+    def peer(self) -> Hashable:
+        """Whose it is: the same for all connections of a process on this machine, or of an address in the network."""
 
     def waits_since(self) -> int | None:
         """Since which turn of the intake nothing is being done for it; None while something is."""

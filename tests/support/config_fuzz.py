@@ -192,7 +192,7 @@ def _flipped(rng: random.Random, data: bytes) -> bytes:
 
 
 def _repeated_key(rng: random.Random, data: bytes) -> bytes:
-    keys = re.findall(rb'"[a-z_]+"(?=:)', data) or [b'"a"']
+    keys: list[bytes] = re.findall(rb'"[a-z_]+"(?=:)', data) or [b'"a"']
     return b"{" + rng.choice(keys) + b": 1, " + rng.choice(keys) + b": 2, " + data[1:]
 
 
