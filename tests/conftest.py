@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -38,10 +39,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(config.getoption("--tier"))
     if config.option.hypothesis_seed is None:
-        config.option.hypothesis_seed = random.SystemRandom().getrandbits(32)
+        given = getattr(config, "workerinput", {})  # of the process that collects and runs for another
+        config.option.hypothesis_seed = given.get("seed") or random.SystemRandom().getrandbits(32)
     if path := config.getoption("--file-durations"):
         config.pluginmanager.register(FileDurations(path))
     isolate_environment()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes of a run have one seed: they must choose the same cases, and the header names it."""
+    node.workerinput["seed"] = node.config.option.hypothesis_seed
 
 
 def isolate_environment() -> None:

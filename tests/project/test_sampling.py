@@ -60,3 +60,10 @@ def test_two_tests_leave_out_other_cases() -> None:
     assert {name.removeprefix("one") for name in out if name.startswith("one")} != {
         name.removeprefix("two") for name in out if name.startswith("two")
     }
+
+
+def test_all_processes_of_a_run_have_its_seed(request: pytest.FixtureRequest) -> None:
+    given = getattr(request.config, "workerinput", None)
+    if given is None:
+        pytest.skip("one process runs all tests; make test has several")
+    assert given["seed"] == request.config.option.hypothesis_seed
