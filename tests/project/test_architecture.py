@@ -10,6 +10,7 @@ from support.imports import imported_modules, upward_imports
 LAYERS = (
     ("kvpage.cli",),
     ("kvpage.integrations",),
+    ("kvpage.fleet",),
     ("kvpage.client",),
     ("kvpage.doctor",),
     ("kvpage.planner",),
@@ -62,6 +63,7 @@ DOORS = {
         "kvpage.client.unix_transport",
     ),
     "cuda": ("kvpage.memory.cuda_driver", "kvpage.client.views"),
+    "ray": ("kvpage.fleet.ray_cluster",),
     "typer": ("kvpage.cli",),
     "rich": ("kvpage.cli",),
     "yaml": ("kvpage.cli",),

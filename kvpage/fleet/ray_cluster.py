@@ -1,0 +1,178 @@
+"""Allocators as Ray actors, and messages to them. The only module that imports Ray.
+
+Ray carries messages, knows which nodes live, and starts an allocator again when its process dies. No tensor crosses it.
+An allocator is in no placement group: one in a group dies with the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody's cluster is reported to anybody
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, shorten
+from kvpage.fleet import messages
+from kvpage.fleet.messages import Answer, Message
+from kvpage.fleet.node_actor import NodeActor
+from kvpage.fleet.records import ServiceOptions
+
+NAMESPACE = "kvpage"
+NODE_LABEL = "kvpage-node"
+"""Of a Ray node: the name by which the machine is known when it returns (`ray start --labels kvpage-node=a7`)."""
+THREADS = 4  # of an allocator: a look while memory is committed
+BUNDLE = {"CPU": 0.001}  # as little of a node as Ray can reserve
+
+
+def connect(address: str) -> None:
+    """Join the cluster, once in a process. Raises `DeviceUnavailable`."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise DeviceUnavailable(
+            f"no Ray cluster at {shorten(address)}: {shorten(str(error))}; start one with `ray start --head`"
+        ) from error
+
+
+def disconnect() -> None:
+    ray.shutdown()
+
+
+def new_id() -> str:
+    return f"fleet-{secrets.token_hex(8)}"
+
+
+class RayTransport:
+    """A `Transport` over the cluster this process is connected to."""
+
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(sorted(_nodes_with_allocators()))
+
+    def ask(self, questions: Mapping[str, Message], *, timeout_s: float) -> dict[str, Answer | KvpageError]:
+        deadline_s = time.monotonic() + timeout_s
+        ray_ids = living_nodes()
+        encoded: dict[int, bytes] = {}  # the same message to many is encoded once
+        calls: dict[str, Any] = {}
+        for name, message in questions.items():
+            actor = _allocator(ray_ids[name]) if name in ray_ids else None
+            if actor is not None:
+                data = encoded.get(id(message)) or encoded.setdefault(id(message), messages.encode(message))
+                calls[name] = actor.handle.remote(data)
+        return {name: _answer(name, calls.get(name), deadline_s) for name in questions}
+
+    @contextlib.contextmanager
+    def admitted(self, nodes: Iterable[str], *, timeout_s: float) -> Iterator[None]:
+        ray_ids = living_nodes()
+        missing = [name for name in nodes if name not in ray_ids]
+        if missing:
+            raise DeviceUnavailable(f"node {missing[0]} has left the cluster", details={"nodes": missing})
+        selectors = [{"ray.io/node-id": ray_ids[name]} for name in nodes]
+        group = placement_group([BUNDLE] * len(selectors), strategy="SPREAD", bundle_label_selector=selectors)
+        try:
+            if not group.wait(timeout_s):
+                raise DeviceUnavailable(
+                    f"Ray did not admit work to {len(selectors)} nodes at once within {timeout_s:g} s; is one of them "
+                    f"busy with all its CPUs, or gone?"
+                )
+            yield
+        finally:
+            remove_placement_group(group)
+
+
+def start_allocators(options: ServiceOptions) -> list[str]:
+    """One on each living node that has none. Returns the names of those nodes, sorted."""
+    served = _nodes_with_allocators()
+    started = {name: ray_id for name, ray_id in sorted(living_nodes().items()) if name not in served}
+    for name, ray_id in started.items():
+        _start(name, ray_id, options)
+    return list(started)
+
+
+def _start(name: str, ray_id: str, options: ServiceOptions) -> None:
+    remote = ray.remote(NodeActor).options(
+        name=_actor_name(ray_id),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=THREADS,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(ray_id, soft=False),
+    )
+    remote.remote(name, options.devices, options.memory, options.run_dir, options.is_external)
+
+
+def end_allocators() -> list[str]:
+    """End the services and the actors. Returns the names of nodes where the service did not end."""
+    left = []
+    for name, ray_id in sorted(living_nodes().items()):
+        actor = _allocator(ray_id)
+        if actor is None:
+            continue
+        try:
+            ray.get(actor.stop_supervising.remote(), timeout=90)
+            answer = messages.decode_answer(ray.get(actor.handle.remote(messages.encode(messages.Stop())), timeout=60))
+            if isinstance(answer, messages.Failed):
+                left.append(name)
+        except (RayError, GetTimeoutError):
+            left.append(name)
+        ray.kill(actor)
+    return left
+
+
+def living_nodes() -> dict[str, str]:
+    """Name → Ray's id of it, which is another after each return. Raises `Conflict` for two of one name."""
+    found: dict[str, str] = {}
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        name = node.get("Labels", {}).get(NODE_LABEL) or node["NodeManagerHostname"]
+        if name in found:
+            raise Conflict(
+                f"two nodes of the Ray cluster are called {shorten(name)}; give each a name of its own with "
+                f"`ray start --labels {NODE_LABEL}=NAME`",
+                details={"node": name},
+            )
+        found[name] = node["NodeID"]
+    return found
+
+
+def _nodes_with_allocators() -> dict[str, str]:
+    actors = set(ray.util.list_named_actors())
+    return {name: ray_id for name, ray_id in living_nodes().items() if _actor_name(ray_id) in actors}
+
+
+def _actor_name(ray_id: str) -> str:
+    return f"allocator-{ray_id}"
+
+
+def _allocator(ray_id: str) -> Any:
+    try:
+        return ray.get_actor(_actor_name(ray_id), namespace=NAMESPACE)
+    except ValueError:  # there is none
+        return None
+
+
+def _answer(name: str, call: Any, deadline_s: float) -> Answer | KvpageError:
+    if call is None:
+        return DeviceUnavailable(f"node {name} has no allocator; `kvpage fleet up` starts one", details={"node": name})
+    try:
+        return messages.decode_answer(ray.get(call, timeout=max(0.0, deadline_s - time.monotonic())))
+    except GetTimeoutError:
+        return DeviceUnavailable(f"node {name} did not answer in time", details={"node": name})
+    except RayError as error:
+        text = str(error).strip().split("\n")[0]
+        return DeviceUnavailable(f"node {name} does not answer: {shorten(text)}", details={"node": name})
+    except KvpageError as error:
+        return error
