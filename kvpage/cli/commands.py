@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from kvpage import __version__
-from kvpage.cli import completion, events, health_options, planning, pools, simulate, top
+from kvpage.cli import completion, events, fleet, health_options, planning, pools, simulate, top
 from kvpage.cli.failing import give_output_up, tell, tell_usage, wants_json
 from kvpage.cli.options import AsJson, RunDir, examples
 from kvpage.cli.output import prepare_streams
@@ -70,6 +70,7 @@ def options(
 app.command(epilog=planning.EXAMPLES)(planning.plan)
 app.command(epilog=simulate.EXAMPLES)(simulate.simulate)
 app.add_typer(pools.app, name="pools")
+app.add_typer(fleet.app, name="fleet")
 app.command(epilog=top.EXAMPLES)(top.top)
 app.command(epilog=events.EXAMPLES)(events.events)
 app.command(epilog=health_options.EXAMPLES)(health_options.health)

@@ -12,13 +12,13 @@ from typing import Protocol
 
 import msgspec
 
+from kvpage.client.fleet_resources import FleetDevice
 from kvpage.client.resources import Device, Pool
 from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, NotFound, PoolNotFound
 from kvpage.fleet import messages
 from kvpage.fleet.record_store import Kept, RecordStore
 from kvpage.fleet.records import (
     PHASES,
-    DeviceReport,
     FleetRecord,
     HeldPlan,
     HeldRank,
@@ -239,13 +239,13 @@ def held_rank(record: FleetRecord, rank: int, pool: Pool | None, device_state: s
     )
 
 
-def device_report(device: Device) -> DeviceReport:
+def device_report(device: Device) -> FleetDevice:
     limit_bytes, reserved_bytes = device.memory_limit_bytes or 0, device.reserved_bytes or 0
     left_bytes = limit_bytes - reserved_bytes
     if device.free_bytes is not None:
         left_bytes = min(left_bytes, device.free_bytes)
     headroom_bytes = HOST_HEADROOM_BYTES if device.device == "host" else GPU_HEADROOM_BYTES
-    return DeviceReport(
+    return FleetDevice(
         device=device.device,
         state=device.state,
         available_bytes=max(0, left_bytes - headroom_bytes) if device.state == "ready" else 0,

@@ -88,8 +88,8 @@ def _committed(name: str, run_dir: str | None) -> tuple[str, FleetRecord]:
 def _rank(record: FleetRecord, node: str, rank: int | None, world_size: int | None, local_rank: int | None) -> int:
     if world_size is not None and world_size != record.world_size:
         raise Conflict(
-            f"this process is one of {world_size} ranks, the fleet's plan {record.name!r} has {record.world_size}; start "
-            f"as many, or plan for as many",
+            f"this process is one of {world_size} ranks, the fleet's plan {record.name!r} has {record.world_size}; "
+            f"start as many, or plan for as many",
             details={"world_size": world_size, "expected_world_size": record.world_size},
         )
     here = record.ranks_on(node)
@@ -100,8 +100,8 @@ def _rank(record: FleetRecord, node: str, rank: int | None, world_size: int | No
     if rank not in here:
         place = record.places[rank]
         raise Conflict(
-            f"rank {rank} of {record.name!r} is on node {place.node}, device {place.device}; this node, {node}, has ranks "
-            f"{', '.join(map(str, here))}",
+            f"rank {rank} of {record.name!r} is on node {place.node}, device {place.device}; this node, {node}, "
+            f"has ranks {', '.join(map(str, here))}",
             details={"rank": rank, "node": place.node, "device": place.device},
         )
     return rank

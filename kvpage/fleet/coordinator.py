@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from kvpage.client.fleet_resources import FleetPlan, Place
 from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, NotFound, ProtocolError, shorten
 from kvpage.fleet import messages
 from kvpage.fleet.messages import Answer, Message
 from kvpage.fleet.planning import plan_fleet
-from kvpage.fleet.records import FleetRecord, NodeReport, Place, check_name, digest
-from kvpage.fleet.standing import Judgement, PlanStanding, held_plan, ids_in, judge, standing_of
+from kvpage.fleet.records import FleetRecord, NodeReport, check_name, digest
+from kvpage.fleet.standing import Judgement, held_plan, ids_in, judge, standing_of
 from kvpage.fleet.transport import Transport
 
 LOOK_TIMEOUT_S = 10.0
@@ -45,14 +46,17 @@ class Coordinator:
         new_id: Callable[[], str],
         reservation_ttl_s: float = RESERVATION_TTL_S,
         change_timeout_s: float = CHANGE_TIMEOUT_S,
+        given_up: set[str] | None = None,
     ) -> None:
-        """`new_id`: of plans, never the same."""
+        """`new_id`: of plans, never the same. `given_up`: reservations that failed, shared by coordinators of one
+        process, so that none waits until they are old.
+        """
         self._transport = transport
         self._new_id = new_id
         self._ttl_s = reservation_ttl_s
         self._change_timeout_s = change_timeout_s
         self._records: dict[str, FleetRecord] = {}  # read once: of a record only the phase changes
-        self._given_up: set[str] = set()  # reservations of ours that failed
+        self._given_up: set[str] = set() if given_up is None else given_up
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
@@ -69,14 +73,14 @@ class Coordinator:
                     silent[name] = _error_of(name, answer).message
         return FleetView(reports, silent)
 
-    def standings(self, view: FleetView) -> list[PlanStanding]:
+    def standings(self, view: FleetView) -> list[FleetPlan]:
         return [standing_of(record, self._judge(record, view), view.reports) for record in self._known(view)]
 
-    def standing(self, plan_id: str, view: FleetView | None = None) -> PlanStanding:
+    def standing(self, plan_id: str, view: FleetView | None = None) -> FleetPlan:
         """Of the plan with that id, or of that name. Raises `NotFound`."""
         return self._find(plan_id, self.standings(view or self.look()))
 
-    def _find(self, wanted: str, standings: Sequence[PlanStanding]) -> PlanStanding:
+    def _find(self, wanted: str, standings: Sequence[FleetPlan]) -> FleetPlan:
         by_id = [one for one in standings if one.id == wanted]
         live = [one for one in standings if one.name == wanted and one.state != "releasing"]
         for one in (*by_id, *live, *(one for one in standings if one.name == wanted)):
@@ -106,7 +110,7 @@ class Coordinator:
 
     # --- making ------------------------------------------------------------------------------------------------------
 
-    def create(self, request: Mapping[str, Any], name: str, places: Sequence[Place] | None = None) -> PlanStanding:
+    def create(self, request: Mapping[str, Any], name: str, places: Sequence[Place] | None = None) -> FleetPlan:
         """Plan `request` for all ranks, and make it real on all nodes or on none. The same name and request again find
         the same plan.
 
@@ -127,7 +131,7 @@ class Coordinator:
         view = self.look(record.nodes)
         return standing_of(record, self._judge(record, view), view.reports)
 
-    def _same(self, request: Mapping[str, Any], name: str, view: FleetView) -> PlanStanding | None:
+    def _same(self, request: Mapping[str, Any], name: str, view: FleetView) -> FleetPlan | None:
         for record in self._known(view):
             judgement = self._judge(record, view)
             if record.name != name or judgement.decision in ("released", "abandoned"):
@@ -169,7 +173,7 @@ class Coordinator:
 
     # --- giving back -------------------------------------------------------------------------------------------------
 
-    def delete(self, wanted: str, *, force: bool = False) -> PlanStanding | None:
+    def delete(self, wanted: str, *, force: bool = False) -> FleetPlan | None:
         """Give a plan back, by id or name. None when all of it is gone; else what is still to be done, which `mend`
         does when holders let go and nodes return.
 
@@ -195,7 +199,7 @@ class Coordinator:
         self._change(reachable, messages.Release(record=record, force=force))
         return self._finish_release(record, drop_all=force)
 
-    def _finish_release(self, record: FleetRecord, *, drop_all: bool = False) -> PlanStanding | None:
+    def _finish_release(self, record: FleetRecord, *, drop_all: bool = False) -> FleetPlan | None:
         """The records go when every node of the plan has given its pools back. With `drop_all` nodes that are away are
         not waited for: one that comes back with its pools brings the plan back.
         """

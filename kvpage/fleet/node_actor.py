@@ -22,10 +22,12 @@ class NodeActor:
         self._supervision = None if is_external else Supervision(service)
 
     def handle(self, data: bytes) -> bytes:
+        """The answer to a message (`kvpage.fleet.messages`)."""
         return self._allocator.handle(data)
 
-    def stop_supervising(self) -> None:
-        """Before the service is ended for good."""
+    def end(self, data: bytes) -> bytes:
+        """The same, for good: nobody starts the service again."""
         if self._supervision is not None:
             self._supervision.close()
             self._supervision = None
+        return self._allocator.handle(data)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kvpage.client.fleet_resources import FleetDevice, Place
 from kvpage.errors import FieldError, NotEnoughMemory, SpecInvalid, shorten
-from kvpage.fleet.records import DeviceReport, NodeReport, Place
+from kvpage.fleet.records import NodeReport
 
 
 def place(num_ranks: int, stage: int, reports: Mapping[str, NodeReport]) -> tuple[Place, ...]:
@@ -29,7 +30,7 @@ def place(num_ranks: int, stage: int, reports: Mapping[str, NodeReport]) -> tupl
     return tuple(places)
 
 
-def _stage(size: int, order: Sequence[str], free: Mapping[str, list[DeviceReport]]) -> list[Place]:
+def _stage(size: int, order: Sequence[str], free: Mapping[str, list[FleetDevice]]) -> list[Place]:
     """Takes what it uses out of `free`."""
     taken: list[Place] = []
     while len(taken) < size:
@@ -42,13 +43,13 @@ def _stage(size: int, order: Sequence[str], free: Mapping[str, list[DeviceReport
     return taken
 
 
-def _usable(report: NodeReport) -> list[DeviceReport]:
+def _usable(report: NodeReport) -> list[FleetDevice]:
     """By memory, the most first; of equal ones in the order of their numbers."""
     usable = [device for device in report.devices if device.state == "ready" and device.available_bytes > 0]
     return sorted(usable, key=lambda device: -device.available_bytes)
 
 
-def _smallest(devices: Sequence[DeviceReport]) -> int:
+def _smallest(devices: Sequence[FleetDevice]) -> int:
     return min((device.available_bytes for device in devices), default=0)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvpage.client.fleet_resources import Place
 from kvpage.errors import NotEnoughMemory, SpecInvalid
 from kvpage.fleet.placement import check_places, place
-from kvpage.fleet.records import FleetRecord, NodeReport, Place, digest
+from kvpage.fleet.records import FleetRecord, NodeReport, digest
 from kvpage.planner.ranks import plan_ranks
 from kvpage.ranked_request import RankedRequest
 from kvpage.request_model import faults_at_model

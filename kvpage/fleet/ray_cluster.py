@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -30,6 +31,8 @@ NAMESPACE = "kvpage"
 NODE_LABEL = "kvpage-node"
 """Of a Ray node: the name by which the machine is known when it returns (`ray start --labels kvpage-node=a7`)."""
 THREADS = 4  # of an allocator: a look while memory is committed
+CONNECT_TIMEOUT_S = 5.0
+END_TIMEOUT_S = 120.0
 BUNDLE = {"CPU": 0.001}  # as little of a node as Ray can reserve
 
 
@@ -37,11 +40,25 @@ def connect(address: str) -> None:
     """Join the cluster, once in a process. Raises `DeviceUnavailable`."""
     if ray.is_initialized():
         return
+    _check_reachable(address)
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise DeviceUnavailable(
             f"no Ray cluster at {shorten(address)}: {shorten(str(error))}; start one with `ray start --head`"
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself goes on trying for minutes. Raises `DeviceUnavailable`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in address:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise DeviceUnavailable(
+            f"no Ray cluster at {shorten(address)}: {error}; start one with `ray start --head`, or name another"
         ) from error
 
 
@@ -57,7 +74,16 @@ class RayTransport:
     """A `Transport` over the cluster this process is connected to."""
 
     def nodes(self) -> tuple[str, ...]:
-        return tuple(sorted(_nodes_with_allocators()))
+        return tuple(sorted(_served()))
+
+    def bare(self) -> tuple[str, ...]:
+        return tuple(sorted(living_nodes().keys() - _served().keys()))
+
+    def start(self, nodes: Iterable[str], options: ServiceOptions) -> None:
+        ray_ids = living_nodes()
+        for name in nodes:
+            if name in ray_ids:
+                _start(name, ray_ids[name], options)
 
     def ask(self, questions: Mapping[str, Message], *, timeout_s: float) -> dict[str, Answer | KvpageError]:
         deadline_s = time.monotonic() + timeout_s
@@ -89,14 +115,16 @@ class RayTransport:
         finally:
             remove_placement_group(group)
 
-
-def start_allocators(options: ServiceOptions) -> list[str]:
-    """One on each living node that has none. Returns the names of those nodes, sorted."""
-    served = _nodes_with_allocators()
-    started = {name: ray_id for name, ray_id in sorted(living_nodes().items()) if name not in served}
-    for name, ray_id in started.items():
-        _start(name, ray_id, options)
-    return list(started)
+    def end(self, nodes: Iterable[str]) -> dict[str, KvpageError]:
+        ray_ids = living_nodes()
+        actors = {name: actor for name in nodes if name in ray_ids and (actor := _allocator(ray_ids[name])) is not None}
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        calls = {name: actor.end.remote(messages.encode(messages.Stop())) for name, actor in actors.items()}
+        answers = {name: _answer(name, call, deadline_s) for name, call in calls.items()}
+        for actor in actors.values():
+            ray.kill(actor)
+        faults = {name: answer for name, answer in answers.items() if not isinstance(answer, messages.Done)}
+        return {name: _error(name, answer) for name, answer in faults.items()}
 
 
 def _start(name: str, ray_id: str, options: ServiceOptions) -> None:
@@ -111,24 +139,6 @@ def _start(name: str, ray_id: str, options: ServiceOptions) -> None:
         scheduling_strategy=NodeAffinitySchedulingStrategy(ray_id, soft=False),
     )
     remote.remote(name, options.devices, options.memory, options.run_dir, options.is_external)
-
-
-def end_allocators() -> list[str]:
-    """End the services and the actors. Returns the names of nodes where the service did not end."""
-    left = []
-    for name, ray_id in sorted(living_nodes().items()):
-        actor = _allocator(ray_id)
-        if actor is None:
-            continue
-        try:
-            ray.get(actor.stop_supervising.remote(), timeout=90)
-            answer = messages.decode_answer(ray.get(actor.handle.remote(messages.encode(messages.Stop())), timeout=60))
-            if isinstance(answer, messages.Failed):
-                left.append(name)
-        except (RayError, GetTimeoutError):
-            left.append(name)
-        ray.kill(actor)
-    return left
 
 
 def living_nodes() -> dict[str, str]:
@@ -148,7 +158,7 @@ def living_nodes() -> dict[str, str]:
     return found
 
 
-def _nodes_with_allocators() -> dict[str, str]:
+def _served() -> dict[str, str]:
     actors = set(ray.util.list_named_actors())
     return {name: ray_id for name, ray_id in living_nodes().items() if _actor_name(ray_id) in actors}
 
@@ -176,3 +186,12 @@ def _answer(name: str, call: Any, deadline_s: float) -> Answer | KvpageError:
         return DeviceUnavailable(f"node {name} does not answer: {shorten(text)}", details={"node": name})
     except KvpageError as error:
         return error
+
+
+def _error(name: str, answer: Answer | KvpageError) -> KvpageError:
+    match answer:
+        case KvpageError():
+            return answer
+        case messages.Failed():
+            return answer.error
+    return DeviceUnavailable(f"node {name} answered with {type(answer).__name__}")

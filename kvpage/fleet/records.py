@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kvpage.client.fleet_resources import FleetDevice, Place
 from kvpage.errors import SpecInvalid, shorten
 
 Phase = Literal["reserved", "committed", "released"]
@@ -23,13 +24,6 @@ PHASES: tuple[Phase, ...] = ("reserved", "committed", "released")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"fleet-[0-9a-f]{16}")
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a rank is."""
-
-    node: str
-    device: str
 
 
 class FleetRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,15 +85,6 @@ class HeldPlan(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[HeldRank, ...]
 
 
-class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    device: str
-    state: str
-    available_bytes: int
-    """For buffers of pools."""
-    limit_bytes: int
-    reserved_bytes: int
-
-
 class ServiceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the service of a node is started."""
 
@@ -117,7 +102,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     run_dir: str
     options: ServiceOptions
-    devices: tuple[DeviceReport, ...] = ()
+    devices: tuple[FleetDevice, ...] = ()
     plans: tuple[HeldPlan, ...] = ()
     fault: str = ""
     """Why there is nothing to be seen, if so."""

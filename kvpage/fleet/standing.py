@@ -7,41 +7,10 @@ from typing import Literal
 
 import msgspec
 
+from kvpage.client.fleet_resources import FleetPlan, FleetPlanState, FleetRank
 from kvpage.fleet.records import PHASES, FleetRecord, HeldPlan, HeldRank, NodeReport, Phase
 
 Decision = Literal["reserving", "abandoned", "in-doubt", "committed", "released"]
-StandingState = Literal["reserving", "abandoned", "in-doubt", "ready", "degraded", "releasing"]
-
-
-class RankStanding(msgspec.Struct, frozen=True, kw_only=True):
-    rank: int
-    node: str
-    device: str
-    state: str
-    """As `HeldRank`; `unreachable` where the node does not answer."""
-    plan_id: str
-    pool: str
-    """Name of its pool on that node."""
-    epoch: str = ""
-    num_holders: int = 0
-    holders: tuple[str, ...] = ()
-    detail: str = ""
-
-
-class PlanStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan of the fleet, and how it is with each rank."""
-
-    id: str
-    name: str
-    state: StandingState
-    num_blocks: int
-    world_size: int
-    ranks: tuple[RankStanding, ...]
-    unreachable: tuple[str, ...] = ()
-    """Nodes of the plan that do not answer."""
-
-    def rank_faults(self) -> list[str]:
-        return [f"rank {rank.rank} on {rank.node} is {rank.state}" for rank in self.ranks if rank.state != "ready"]
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,9 +55,9 @@ def _has(held: HeldPlan | None, phase: Phase) -> bool:
     return held is not None and held.phase == phase and all(rank.state == "ready" for rank in held.ranks)
 
 
-def standing_of(record: FleetRecord, judgement: Judgement, reports: Mapping[str, NodeReport]) -> PlanStanding:
+def standing_of(record: FleetRecord, judgement: Judgement, reports: Mapping[str, NodeReport]) -> FleetPlan:
     ranks = tuple(_rank(record, rank, reports) for rank in range(record.world_size))
-    return PlanStanding(
+    return FleetPlan(
         id=record.id,
         name=record.name,
         state=_state(judgement, ranks),
@@ -99,7 +68,7 @@ def standing_of(record: FleetRecord, judgement: Judgement, reports: Mapping[str,
     )
 
 
-def _state(judgement: Judgement, ranks: Sequence[RankStanding]) -> StandingState:
+def _state(judgement: Judgement, ranks: Sequence[FleetRank]) -> FleetPlanState:
     match judgement.decision:
         case "committed":
             return "ready" if judgement.is_settled and all(rank.state == "ready" for rank in ranks) else "degraded"
@@ -109,10 +78,10 @@ def _state(judgement: Judgement, ranks: Sequence[RankStanding]) -> StandingState
             return decision
 
 
-def _rank(record: FleetRecord, rank: int, reports: Mapping[str, NodeReport]) -> RankStanding:
+def _rank(record: FleetRecord, rank: int, reports: Mapping[str, NodeReport]) -> FleetRank:
     at = record.places[rank]
     held = _held_rank(record.id, rank, reports.get(at.node))
-    return RankStanding(
+    return FleetRank(
         rank=rank,
         node=at.node,
         device=at.device,

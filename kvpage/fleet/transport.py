@@ -8,6 +8,7 @@ from typing import Protocol
 
 from kvpage.errors import KvpageError
 from kvpage.fleet.messages import Answer, Message
+from kvpage.fleet.records import ServiceOptions
 
 
 class Transport(Protocol):
@@ -17,10 +18,22 @@ class Transport(Protocol):
         """Names of the nodes that have an allocator and are believed to live, sorted."""
         ...
 
+    def bare(self) -> tuple[str, ...]:
+        """Names of the nodes that are believed to live and have none, sorted."""
+        ...
+
+    def start(self, nodes: Iterable[str], options: ServiceOptions) -> None:
+        """Start an allocator on each of these nodes that has none."""
+        ...
+
     def ask(self, questions: Mapping[str, Message], *, timeout_s: float) -> dict[str, Answer | KvpageError]:
         """All at once; an answer or an error for each, whatever befalls a node."""
         ...
 
     def admitted(self, nodes: Iterable[str], *, timeout_s: float) -> AbstractContextManager[None]:
         """A gate: entered once all these nodes take work at the same time. Raises `DeviceUnavailable` else."""
+        ...
+
+    def end(self, nodes: Iterable[str]) -> dict[str, KvpageError]:
+        """End the services that allocators started, then the allocators; the errors of nodes where that failed."""
         ...
