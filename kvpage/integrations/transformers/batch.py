@@ -198,27 +198,24 @@ class Batch:
         self.check_open()
         if self._rows:
             raise Conflict(f"the cache has {self.num_tokens} tokens already; reset it before a prefix is taken")
-        at_most = min(map(len, prompts), default=0) if self._is_findable else 0
+        at_most = max(0, min(map(len, prompts), default=0) - 1) if self._is_findable else 0
         while at_most > 0:
-            counts = self._take(prompts, at_most)
-            if len(set(counts)) == 1:
+            least = self._take(prompts, at_most)
+            if least == at_most:  # of all, and none has further tokens
                 break
             self._close_rows()
-            at_most = min(counts)
-        if not self.num_tokens:
-            self._close_rows()
-        self._promised = [list(prompt[self.num_tokens :]) for prompt in prompts]
-        return self.num_tokens
+            at_most = least
+        self._promised = [list(prompt[at_most:]) for prompt in prompts]
+        return at_most
 
-    def _take(self, prompts: Prompts, at_most: int) -> list[int]:
-        """The prefix of each, by tokens; the last token of a prompt is left to compute."""
+    def _take(self, prompts: Prompts, at_most: int) -> int:
+        """The prefix of each, of the first `at_most` tokens; how long the shortest is."""
         with self._closed_if_it_fails():
             for prompt in prompts:
-                sequence = self._found.new(list(prompt[: at_most + 1]), salt=self._salt)
+                sequence = self._found.new(list(prompt[:at_most]), salt=self._salt, recomputes_last_token=False)
                 self._rows.append(Row(sequence, True))
                 self._make(sequence.advance(0))
-                sequence.truncate(sequence.num_tokens)
-        return [row.sequence.num_tokens for row in self._rows]
+        return min(row.sequence.num_tokens for row in self._rows)
 
     # --- going other ways ---------------------------------------------------------------------------------------------
 
@@ -245,8 +242,8 @@ class Batch:
         chosen: list[Row] = []
         forks: list[BlockSequence] = []
         try:
-            for row in rows:
-                chosen.append(self._again(self._rows[row], chosen, forks))
+            for place in rows:
+                chosen.append(self._again(self._rows[place], chosen, forks))
         except BaseException:
             for fork in forks:
                 fork.close()

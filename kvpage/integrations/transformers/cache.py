@@ -105,7 +105,7 @@ class KvpageCache(Cache):
             return AttentionAndStates(self._batch, attention, states)
         if attention:
             return Attention(self._batch, *attention)
-        return States(self._batch, *states) if states else DummyLayer()
+        return States(self._batch, *states) if states else DummyLayer()  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
         rows, tokens = self._batch.size, self._batch.num_tokens
@@ -169,7 +169,7 @@ class KvpageCache(Cache):
 
     def _tell_layers(self) -> None:
         for layer in self.layers:
-            if not isinstance(layer, DummyLayer):
+            if isinstance(layer, Attention | States):
                 layer.go_to(self._batch.num_tokens)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:

@@ -13,14 +13,14 @@ from kvpage.integrations.transformers.batch import Batch
 from kvpage.plans import LayerPlan
 
 
-class Attention(CacheLayerMixin):
+class Attention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # what it is derived from has no types
     """Keys and values of one layer."""
 
     is_croppable = True
     supports_early_init = False
 
     def __init__(self, batch: Batch, layer: LayerPlan, tensor: torch.Tensor, window: int | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         assert layer.group is not None
         self._batch, self._kv_layer, self._kv, self.group = batch, layer, tensor, layer.group
         self._pages: tuple[Pages, Pages] | None = None
@@ -93,8 +93,8 @@ class States(LinearAttentionCacheLayerMixin):
     gathered for a forward pass and written back after it (`settle`).
     """
 
-    is_croppable = False  # type: ignore[assignment]  # a property there
-    is_compileable = False  # type: ignore[assignment]
+    is_croppable = False  # a property there
+    is_compileable = False
 
     def __init__(self, batch: Batch, layer: LayerPlan, tensors: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class States(LinearAttentionCacheLayerMixin):
         self.has_previous_state = dict.fromkeys(self.has_previous_state, num_tokens > 0)
 
 
-class AttentionAndStates(States, Attention):
+class AttentionAndStates(States, Attention):  # type: ignore[no-untyped-call]
     """A layer that has both, side by side."""
 
     def __init__(

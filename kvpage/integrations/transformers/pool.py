@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -27,7 +27,7 @@ class ModelPool:
         self.blocks = LeasedPool(plan)
 
     @classmethod
-    def of(cls, model: PreTrainedModel, **fields: object) -> Self:
+    def of(cls, model: PreTrainedModel, **fields: Any) -> Self:
         """Planned for `model`, on its device. `fields`: as `plan_request` takes them; raises as it does."""
         return cls(kvpage.planner.planner.plan(plan_request(model, **fields)), model.device)
 
