@@ -55,6 +55,8 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[FleetRank, ...]
     unreachable: tuple[str, ...] = ()
     """Nodes of the plan that do not answer."""
+    detail: str = ""
+    """What could not be done of what was asked."""
 
 
 class FleetDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +71,7 @@ class FleetDevice(msgspec.Struct, frozen=True, kw_only=True):
 class FleetNode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     state: FleetNodeState
-    """`silent`: believed to live, but its allocator does not answer. `lost`: out of the cluster, with ranks of a plan."""
+    """`silent`: its allocator does not answer. `lost`: a plan has ranks on it, and it is not in the cluster."""
     run_dir: str = ""
     devices: tuple[FleetDevice, ...] = ()
     detail: str = ""

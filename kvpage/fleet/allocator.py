@@ -139,7 +139,7 @@ class Allocator:
 
     def _release(self, record: FleetRecord, *, force: bool) -> None:
         self._records.put(msgspec.structs.replace(record, phase="released"))
-        self._delete_pools(record.id, force=force)
+        self._delete_pools(record, force=force)
 
     def _drop(self, plan_id: str) -> None:
         record = self._known(plan_id)

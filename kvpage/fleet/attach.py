@@ -118,13 +118,13 @@ def _by_local_rank(record: FleetRecord, node: str, here: tuple[int, ...], local_
 
 
 def _number(field: str, variable: str, given: int | None, environ: Mapping[str, str]) -> int | None:
-    if given is None:
-        text = environ.get(variable, "")
+    if given is not None:
+        text, value = repr(given), given
+    else:
+        field, text = variable, environ.get(variable, "")
         if not text:
             return None
-        field, value = variable, int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-    else:
-        text, value = repr(given), given if isinstance(given, int) and not isinstance(given, bool) else None
-    if value is None or value < 0:
+        value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    if type(value) is not int or value < 0:
         raise SpecInvalid(f"{field} is {shorten(text)}; it must be a whole number from 0")
     return value

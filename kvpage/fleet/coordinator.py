@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from kvpage.client.fleet_resources import FleetPlan, Place
 from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, NotFound, ProtocolError, shorten
 from kvpage.fleet import messages
@@ -150,9 +152,9 @@ class Coordinator:
         faults = self._change(record.nodes, messages.Reserve(record=record))
         if faults:
             self._given_up.add(record.id)
-            self._change(record.nodes, messages.Abort(id=record.id))
+            left = self._change(record.nodes, messages.Abort(id=record.id))
             name, error = next(iter(faults.items()))
-            raise _at_node(name, error, len(faults), record)
+            raise _at_node(name, error, len(faults), record, left)
 
     def _commit(self, record: FleetRecord) -> None:
         """One node first, so that there is a moment at which the plan is committed; then all others."""
@@ -161,8 +163,8 @@ class Coordinator:
         fault = self._change([first], commit).get(first)
         if fault is not None and _was_refused(fault):  # it says itself that it is not committed, so nobody is
             self._given_up.add(record.id)
-            self._change(record.nodes, messages.Abort(id=record.id))
-            raise _at_node(first, fault, 1, record)
+            left = self._change(record.nodes, messages.Abort(id=record.id))
+            raise _at_node(first, fault, 1, record, left)
         if fault is not None:
             raise DeviceUnavailable(
                 f"node {first} went away when plan {record.name!r} was committed there, so nobody knows whether it is: "
@@ -196,8 +198,9 @@ class Coordinator:
                 details={"id": standing.id, "unreachable": list(standing.unreachable)},
             )
         reachable = [name for name in record.nodes if name in view.reports]
-        self._change(reachable, messages.Release(record=record, force=force))
-        return self._finish_release(record, drop_all=force)
+        faults = self._change(reachable, messages.Release(record=record, force=force))
+        left = self._finish_release(record, drop_all=force)
+        return None if left is None else msgspec.structs.replace(left, detail=_listed(faults))
 
     def _finish_release(self, record: FleetRecord, *, drop_all: bool = False) -> FleetPlan | None:
         """The records go when every node of the plan has given its pools back. With `drop_all` nodes that are away are
@@ -222,7 +225,7 @@ class Coordinator:
         for record in self._known(view):
             faults = self._settle(record, self._judge(record, view))
             if faults:
-                undone[record.id] = [f"{name}: {error.message}" for name, error in faults.items()]
+                undone[record.id] = [f"node {name}: {error.message}" for name, error in faults.items()]
         return undone
 
     def _settle(self, record: FleetRecord, judgement: Judgement) -> dict[str, KvpageError]:
@@ -250,6 +253,10 @@ class Coordinator:
         }
 
 
+def _listed(faults: Mapping[str, KvpageError]) -> str:
+    return "; ".join(f"node {name}: {error.message}" for name, error in faults.items())
+
+
 def _able(view: FleetView) -> dict[str, NodeReport]:
     """Nodes that can take new ranks."""
     return {name: report for name, report in view.reports.items() if not report.fault}
@@ -271,11 +278,14 @@ def _error_of(name: str, answer: Answer | KvpageError) -> KvpageError:
     return ProtocolError(f"node {name} answered with {type(answer).__name__}")
 
 
-def _at_node(name: str, error: KvpageError, num_faults: int, record: FleetRecord) -> KvpageError:
-    """The node's own error, for who asked for the plan."""
+def _at_node(
+    name: str, error: KvpageError, num_faults: int, record: FleetRecord, left: Mapping[str, KvpageError]
+) -> KvpageError:
+    """The node's own error, for who asked for the plan. `left`: nodes that could not be asked to undo it."""
     more = "" if num_faults == 1 else f" (and {num_faults - 1} other nodes)"
+    rest = "; what nodes that did not answer keep is given back when they do" if left else ""
     details = {key: value for key, value in error.details.items() if key != "answered_by"}
     return type(error)(
-        f"node {name}: {error.message}{more}; nothing of plan {record.name!r} is kept on any node",
+        f"node {name}: {error.message}{more}; nothing of plan {record.name!r} is kept{rest}",
         details={**details, "node": name, "num_nodes": num_faults},
     )

@@ -10,8 +10,10 @@ import contextlib
 import os
 import secrets
 import socket
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody's cluster is reported to anybody
@@ -51,6 +53,8 @@ def connect(address: str) -> None:
 
 def _check_reachable(address: str) -> None:
     """Ray itself goes on trying for minutes. Raises `DeviceUnavailable`."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or _started_here()
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or "/" in address:
         return
@@ -60,6 +64,15 @@ def _check_reachable(address: str) -> None:
         raise DeviceUnavailable(
             f"no Ray cluster at {shorten(address)}: {error}; start one with `ray start --head`, or name another"
         ) from error
+
+
+def _started_here() -> str:
+    """The cluster that `ray start` noted on this machine, which may have ended since; empty without one."""
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
+    except OSError:
+        return ""
 
 
 def disconnect() -> None:
@@ -144,7 +157,8 @@ def _start(name: str, ray_id: str, options: ServiceOptions) -> None:
 def living_nodes() -> dict[str, str]:
     """Name → Ray's id of it, which is another after each return. Raises `Conflict` for two of one name."""
     found: dict[str, str] = {}
-    for node in ray.nodes():
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    for node in nodes:
         if not node["Alive"]:
             continue
         name = node.get("Labels", {}).get(NODE_LABEL) or node["NodeManagerHostname"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from kvpage.client.fleet_resources import Fleet, FleetEvent, FleetNode, FleetPlan
+from kvpage.client.fleet_resources import Fleet, FleetEvent, FleetEventKind, FleetNode, FleetPlan
 from kvpage.fleet.records import NodeReport
 
 
@@ -59,4 +59,8 @@ def _of_ranks(fleet: Fleet) -> Iterator[tuple[str, str]]:
             yield f"{plan.name} ({plan.id}) rank {rank.rank} on {rank.node}", rank.state
 
 
-_STATES = {"node": _of_nodes, "plan": _of_plans, "rank": _of_ranks}
+_STATES: dict[FleetEventKind, Callable[[Fleet], Iterator[tuple[str, str]]]] = {
+    "node": _of_nodes,
+    "plan": _of_plans,
+    "rank": _of_ranks,
+}
