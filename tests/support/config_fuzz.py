@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,8 +32,8 @@ MAX_GROWTH_BYTES = 512 << 20
 MEMORY_BYTES = 40 << 30
 
 _Path: TypeAlias = tuple[str | int, ...]
-_LONG = 500
-"""What is longer is made no longer: one change after the other would fill the memory."""
+_LONG, _MANY = 500, 5000
+"""What is longer is made no longer; of more places the first are changed."""
 _TEXTS = (
     "", "8", "full", "true", "\x00", "\ud800", "\U0001f600", "a" * 100_000, "../../etc/passwd", "%s{}", "bfloat16",
     "full_attention", "sliding_attention", "linear_attention", "fp8", "NaN", "-", "EM*", "M" * 5000, "\n\x1b[31m",
@@ -94,7 +95,7 @@ def _odd_value(rng: random.Random) -> Any:
 
 
 def _at_a_place(rng: random.Random, written: Any, change: Callable[[Any, str | int], None]) -> Any:
-    places = list(_paths(written))
+    places = list(islice(_paths(written), _MANY))  # of lists in lists in lists there are more than memory holds
     if places:
         # The fields of the config itself decide most; those inside lists are many.
         shallow = [path for path in places if len(path) == 1]
