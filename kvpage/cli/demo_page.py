@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from kvpage.cli.demo_models import target_and_draft
-from kvpage.cli.demo_service import STEP_TIMEOUT_S, Service, run_directory, service
+from kvpage.cli.demo_service import Service, end, run_directory, service
 from kvpage.cli.ending import Ending
 from kvpage.client.http import Client
 from kvpage.errors import InternalError
@@ -27,7 +28,10 @@ _USERS = (("mimo", "chat-0"), ("mimo", "batch-0"), ("mimo-nested", "chat-1"), ("
 
 
 def show_page(console: Console, ending: Ending, memory_bytes: int, device: str) -> None:
-    """Print where the page is, and serve it until Ctrl-C. Other signals end the process as ever."""
+    """Print where the page is, and serve it until Ctrl-C. Other signals end the process as ever.
+
+    Where SIGINT was ignored before this process began, as for a background job of a script, it stays so.
+    """
     token, port = secrets.token_urlsafe(24), free_port()
     with run_directory(None) as run_dir:
         token_file = Path(run_dir) / "tokens"
@@ -40,9 +44,13 @@ def show_page(console: Console, ending: Ending, memory_bytes: int, device: str) 
             with ExitStack() as users:
                 for pool, name in _USERS:
                     users.enter_context(_user(pool, name, run_dir, ending))
-                console.print(f"open http://127.0.0.1:{port}/ui#token={token} (Ctrl-C ends it)", markup=False)
+                console.print(f"open http://127.0.0.1:{port}/ui#token={token} ({_how_to_end()} ends it)", markup=False)
                 sys.stdout.flush()  # whoever reads it through a pipe waits for this line
                 _wait(served)
+
+
+def _how_to_end() -> str:
+    return f"kill {os.getpid()}" if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else "Ctrl-C"
 
 
 def _pools(memory_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -53,7 +61,10 @@ def _pools(memory_bytes: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @contextmanager
 def _user(pool: str, name: str, run_dir: str, ending: Ending) -> Iterator[None]:
-    """A process that leases blocks until the block ends, or this process does: its standard input closes with it."""
+    """A process that leases blocks until the block ends, or this process does: its standard input closes with it.
+
+    It is not only told through its input: while its worker is gone it waits for another one, for half a minute.
+    """
     command = [sys.executable, "-m", "kvpage.cli.demo_churn", pool, name, run_dir]
     with ExitStack() as stack:
         with ending.held_back():
@@ -61,19 +72,22 @@ def _user(pool: str, name: str, run_dir: str, ending: Ending) -> Iterator[None]:
                 command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True,  # the terminal's Ctrl-C is for this process
             )  # fmt: skip
-            stack.callback(user.communicate, timeout=STEP_TIMEOUT_S)
+            stack.push(user)  # closes the input
+            stack.callback(end, user)
         yield
 
 
 def _wait(served: Service) -> None:
-    """Returns at Ctrl-C, which is how it is meant to end. Raises `InternalError` when the service ends by itself."""
+    """Returns at Ctrl-C, which is how it is meant to end. Raises `InternalError` when the service ends before."""
     try:
         status = served.process.wait()
     except SystemExit as ended:
         if ended.code != 128 + signal.SIGINT:
             raise
         return
-    raise InternalError(f"kvpage serve ended with status {status}:\n{served.messages()}")
+    raise InternalError(
+        f"kvpage serve, which serves the page, was ended by something else (status {status}):\n{served.last_words()}"
+    )
 
 
 def free_port() -> int:

@@ -16,16 +16,19 @@ from kvpage.cli.ending import Ending
 from kvpage.errors import InternalError
 
 STEP_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 15.0
+"""For a process that was asked to end: the service waits 10 s for requests in flight, and then for its worker."""
+LAST_WORDS = 10  # lines
 
 
 class Service(NamedTuple):
     process: subprocess.Popen[bytes]
     log: IO[bytes]
 
-    def messages(self) -> str:
-        """What it has logged."""
+    def last_words(self) -> str:
+        """The end of what it has logged."""
         self.log.seek(0)
-        return self.log.read().decode(errors="replace").strip()
+        return "\n".join(self.log.read().decode(errors="replace").strip().splitlines()[-LAST_WORDS:])
 
 
 @contextmanager
@@ -48,18 +51,24 @@ def service(run_dir: str, device: str, ending: Ending, *arguments: str) -> Itera
         log = stack.enter_context(tempfile.TemporaryFile())  # no pipe: nobody reads while it serves
         with ending.held_back():  # no signal may come between its start and who is to end it
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, pass_fds=[told]
-            )
-            stack.callback(_end, process)
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, pass_fds=[told],
+                start_new_session=True,  # the terminal's Ctrl-C is for this process, which ends it last
+            )  # fmt: skip
+            stack.callback(end, process)
         os.close(told)
         served = Service(process, log)
         _wait_until_ready(ready, served)
         yield served
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to, and kill it when it does not: nobody waits long for a process that hangs."""
     process.terminate()
-    process.wait(STEP_TIMEOUT_S)
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _wait_until_ready(ready: int, served: Service) -> None:
@@ -67,6 +76,5 @@ def _wait_until_ready(ready: int, served: Service) -> None:
     readable, _, _ = select.select([ready], [], [], STEP_TIMEOUT_S)
     if readable and os.read(ready, 1):
         return
-    served.process.terminate()
-    served.process.wait(STEP_TIMEOUT_S)
-    raise InternalError(f"kvpage serve did not become ready:\n{served.messages()}")
+    end(served.process)
+    raise InternalError(f"kvpage serve did not become ready:\n{served.last_words()}")
