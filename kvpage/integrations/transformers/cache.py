@@ -23,7 +23,7 @@ from kvpage.client.attachment import Tensors
 from kvpage.client.connection import attach
 from kvpage.client.finding import DEFAULT_TIMEOUT_S, program_name
 from kvpage.client.leasing import open_lease
-from kvpage.errors import Conflict, NotFound, SpecInvalid, shorten
+from kvpage.errors import Conflict, NotFound, SpecInvalid, StaleHandle, shorten
 from kvpage.integrations.transformers.batch import Batch
 from kvpage.integrations.transformers.forward import coming_tokens, is_forward_of
 from kvpage.integrations.transformers.layers import Attention, AttentionAndStates, States
@@ -50,7 +50,8 @@ class KvpageCache(Cache):
 
         Raises `NotFound`, `SpecInvalid` where the plan is not one of this model.
         """
-        self._tensors, self._plan = tensors, plan
+        self.plan = plan
+        self._tensors: Tensors | None = tensors
         self._batch = Batch(plan, lease, self._copy, tensors.buffer.device, salt)
         self._owned = ExitStack()
         self._is_running = False
@@ -95,12 +96,19 @@ class KvpageCache(Cache):
             cache._owned.push(owned.pop_all())
         return cache
 
+    @property
+    def tensors(self) -> Tensors:
+        """All layers' in the pool. Raises `StaleHandle` once closed."""
+        if self._tensors is None:
+            raise StaleHandle("the cache is closed; open another")
+        return self._tensors
+
     def _layer(self, layer: CachedLayer) -> Layer:
         attention = states = None
         if layer.attention is not None:
-            attention = self._plan.layers[layer.attention], self._tensors[layer.attention][0], layer.window
+            attention = self.plan.layers[layer.attention], self.tensors[layer.attention][0], layer.window
         if layer.state is not None:
-            states = self._plan.layers[layer.state], self._tensors[layer.state]
+            states = self.plan.layers[layer.state], self.tensors[layer.state]
         if attention and states:
             return AttentionAndStates(self._batch, attention, states)
         if attention:
@@ -113,7 +121,7 @@ class KvpageCache(Cache):
 
     def _copy(self, copies: Any) -> None:
         for group, source, target in copies:
-            self._tensors.copy(self._plan, group, source, target)
+            self.tensors.copy(self.plan, group, source, target)
 
     # --- what a model tells -------------------------------------------------------------------------------------------
 
@@ -221,7 +229,8 @@ class KvpageCache(Cache):
     def close(self) -> None:
         """Give everything back. May be called twice."""
         self._batch.close()
-        self.layers.clear()  # they keep the memory mapped
+        self.layers.clear()
+        self._tensors = None  # else the memory stays mapped
         self._owned.close()
 
     def __enter__(self) -> Self:

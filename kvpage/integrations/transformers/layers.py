@@ -23,6 +23,8 @@ class Attention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # what it is
         super().__init__()  # type: ignore[no-untyped-call]
         assert layer.group is not None
         self._batch, self._kv_layer, self._kv, self.group = batch, layer, tensor, layer.group
+        self.name = layer.name
+        """Of the layer in the plan."""
         self._pages: tuple[Pages, Pages] | None = None
         self._window = window
         self.is_sliding = window is not None
