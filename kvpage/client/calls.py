@@ -30,6 +30,7 @@ from kvpage.errors import (
 )
 from kvpage.plans import Plan
 from kvpage.ranked_plan import RankedPlan
+from kvpage.strict_json import MAX_DEPTH, pointer
 
 MAX_WAIT_S = 30.0
 """The longest wait the server grants in one request."""
@@ -38,6 +39,8 @@ MAX_ANSWER_BYTES = 64 << 20
 """Several times the largest answer there is: a plan of 4,096 layers."""
 
 MAX_IDENTIFIER_BYTES = 256
+
+_UNWRITABLE = (TypeError, ValueError, RecursionError)  # ValueError: half of a surrogate pair, among others
 
 _Result = TypeVar("_Result")
 _Plans = TypeVar("_Plans", Plan, RankedPlan)
@@ -255,11 +258,34 @@ def _ranked_json(request: object) -> bytes:
 
 
 def encode(value: Any) -> bytes:
-    """As JSON. Raises `SpecInvalid` for what cannot be written so."""
+    """As JSON. Raises `SpecInvalid`, with the place, for what cannot be written so."""
     try:
         return msgspec.json.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:  # ValueError: half of a surrogate pair, among others
-        raise SpecInvalid(f"the request cannot be written as JSON: {shorten(str(error))}") from error
+    except _UNWRITABLE as error:
+        where, reason = pointer(*_place(value)), shorten(str(error))
+        text = f"{where or 'the request'}: this cannot be written as JSON: {reason}"
+        raise SpecInvalid(text, errors=[FieldError(where, reason)]) from error
+
+
+def _place(value: object) -> list[str | int]:
+    """Of the innermost value in `value`, which cannot be written, that cannot be written either."""
+    place: list[str | int] = []
+    while len(place) < MAX_DEPTH:  # a value may be inside itself
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        found = next(((key, inner) for key, inner in items if not _is_writable({str(key): inner})), None)
+        if found is None:
+            break
+        place.append(found[0] if isinstance(found[0], int) else str(found[0]))
+        value = found[1]
+    return place
+
+
+def _is_writable(value: object) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except _UNWRITABLE:
+        return False
+    return True
 
 
 def _decode(content: bytes, kind: type[_Resource]) -> _Resource:
