@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvpage.errors import KvpageError, RateLimited
 from kvpage_server.access import AccessPolicy, Identity
-from kvpage_server.audit import Audit
+from kvpage_server.audit import CHANGE, Audit
 from kvpage_server.operations import Operation, Operations
 from kvpage_server.problems import error_code_of, problem_response, request_id_of
 from kvpage_server.rate_limit import ChangeLimit
@@ -37,12 +37,13 @@ class Guard:
             return
         operation = self._operations().find(scope["method"], scope["path"])
         audit = self._audit()
+        identity: Identity | None = None
         try:
             identity = self._policy.identify(scope)
             self._policy.authorize(identity, operation, scope)
         except KvpageError as error:
             if audit is not None:
-                audit.refused(scope, operation, error)
+                audit.refused(scope, identity, operation, error)
             await problem_response(error, request_id_of(scope))(scope, receive, send)
             return
         scope["state"]["identity"] = identity
@@ -74,11 +75,14 @@ class Guard:
     async def _serve_recorded(
         self, audit: Audit, identity: Identity, operation: Operation, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        try:
-            begun = await audit.begin(scope, identity, operation)
-        except KvpageError as error:
-            await problem_response(error, request_id_of(scope))(scope, receive, send)
-            return
+        change = audit.change(scope, identity, operation)
+        scope["state"][CHANGE] = change
+        if not operation.rule.begins_in_route:
+            try:
+                await change.begin()
+            except KvpageError as error:
+                await problem_response(error, request_id_of(scope))(scope, receive, send)
+                return
         status: int | None = None
 
         async def watched(message: Message) -> None:
@@ -93,4 +97,4 @@ class Guard:
             status = status or 500
             raise
         finally:
-            audit.end(scope, begun, status, error_code_of(scope))
+            change.end(status, error_code_of(scope))

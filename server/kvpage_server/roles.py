@@ -41,6 +41,9 @@ class Rule:
     is_recorded: bool = False
     """Is in the audit log. Steps of a lease are not: there may be thousands a second, each between two fsyncs, and the
     lease's beginning and end, which are recorded, say whose they were."""
+    begins_in_route: bool = False
+    """Its body or query names what it changes. So its route begins the record, when it has read them and before it
+    changes anything."""
     is_secret: bool = False
     """Answers with what opens memory: not in the clear to another machine."""
 
@@ -49,6 +52,7 @@ _OPEN = Rule(role=Role.READ, is_open=True)
 _READ = Rule(role=Role.READ)
 _STEP = Rule(role=Role.ALLOCATE, is_change=True)
 _ALLOCATE = Rule(role=Role.ALLOCATE, is_change=True, is_recorded=True)
+_NAMED_INSIDE = Rule(role=Role.ALLOCATE, is_change=True, is_recorded=True, begins_in_route=True)
 _HANDLE = Rule(role=Role.ALLOCATE, is_change=True, is_recorded=True, is_secret=True)
 _ADMIN = Rule(role=Role.ADMIN, is_change=True, is_recorded=True)
 
@@ -78,11 +82,15 @@ RULES: dict[str, Rule] = {
     "list_tenants": _READ,
     "get_tenant": _READ,
     "read_events": _READ,
-    "create_pool": _ALLOCATE,
-    "delete_pool": _ALLOCATE,
+    "get_fleet": _READ,
+    "get_fleet_plan": _READ,
+    "create_fleet_plan": _ALLOCATE,
+    "delete_fleet_plan": _ALLOCATE,
+    "create_pool": _NAMED_INSIDE,
+    "delete_pool": _NAMED_INSIDE,
     "hold_pool": _HANDLE,
-    "create_lease": _ALLOCATE,
-    "adopt_lease": _ALLOCATE,
+    "create_lease": _NAMED_INSIDE,
+    "adopt_lease": _NAMED_INSIDE,
     "delete_lease": _ALLOCATE,
     "renew_lease": _STEP,
     "batch_blocks": _STEP,
@@ -91,7 +99,7 @@ RULES: dict[str, Rule] = {
     "create_reservation": _STEP,
     "commit_reservation": _STEP,
     "delete_reservation": _STEP,
-    "set_tenant": _ADMIN,
+    "set_tenant": Rule(role=Role.ADMIN, is_change=True, is_recorded=True, begins_in_route=True),
     "clear_prefixes": _ADMIN,
     FORCED_DELETE: _ADMIN,
 }

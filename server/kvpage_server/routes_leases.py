@@ -12,7 +12,7 @@ from kvpage.client.block_resources import HeldPage, LeaseList, LeaseState, Lease
 from kvpage.errors import SpecInvalid, shorten
 from kvpage.wire import leasing
 from kvpage_server import lease_bodies, openapi_leases
-from kvpage_server.audit import record
+from kvpage_server.audit import begin, record
 from kvpage_server.bodies import read_body
 from kvpage_server.http_leases import FoundLease
 from kvpage_server.json_answers import json_answer
@@ -58,7 +58,7 @@ async def post_lease(request: Request, pool_id: str) -> Response:
     body = leasing.OpenLease(
         pool_id=pool_id, name=asked.name, tenant=asked.tenant, token=asked.token, ttl_s=asked.ttl_s
     )
-    record(request, name=asked.name, tenant=asked.tenant)
+    await begin(request, name=asked.name, tenant=asked.tenant)
     opened = await services.leases.begin(pool_id, body)
     record(request, lease_id=opened.lease_id)
     location = f"/v1/pools/{pool_id}/leases/{opened.lease_id}"
@@ -73,7 +73,7 @@ async def adopt_lease(request: Request, pool_id: str) -> Response:
     body = leasing.AdoptLease(
         pool_id=pool_id, name=asked.name, token=asked.token, generation=asked.generation, ttl_s=asked.ttl_s
     )
-    record(request, name=asked.name)
+    await begin(request, name=asked.name)
     adopted = await services.leases.begin(pool_id, body)
     record(request, lease_id=adopted.lease_id)
     return json_answer(_opened(adopted, asked.ttl_s))

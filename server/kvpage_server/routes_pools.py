@@ -18,7 +18,7 @@ from kvpage.wire import messages
 from kvpage.wire.messages import PoolState
 from kvpage_server import openapi
 from kvpage_server.access import require_role
-from kvpage_server.audit import record
+from kvpage_server.audit import begin, record
 from kvpage_server.bodies import json_body, parsed, preferred_wait_s
 from kvpage_server.device_pools import NewPool
 from kvpage_server.encoded_plans import EncodedPlan, EncodedRanks
@@ -83,6 +83,7 @@ async def post_pool(request: Request) -> Response:
     record(request, name=asked.name, device=asked.device)
     plan = await _planned(services, asked, asker)
     granted_s = preferred_wait_s(request)
+    await begin(request, plan_id=plan.plan_id, rank=asked.rank)
     new = NewPool(name=asked.name, device=asked.device, plan=plan, handle_kind=asked.handle_kind or "")
     creation = await services.pools.create_pool(new, wait_s=granted_s)
     pool = creation.pool
@@ -121,9 +122,11 @@ async def delete_pool(request: Request, pool_id: str) -> Response:
     query = known_query(request, "wait", "force")
     is_forced = is_true(query, "force")
     if is_forced:
-        require_role(request.scope, FORCED_DELETE)
         record(request, force=True)
-    deleted = await services_of(request).pools.delete_pool(pool_id, wait_s=wait_s(query), force=is_forced)
+        require_role(request.scope, FORCED_DELETE)
+    timeout_s = wait_s(query)
+    await begin(request)
+    deleted = await services_of(request).pools.delete_pool(pool_id, wait_s=timeout_s, force=is_forced)
     if deleted.pinned_bytes is None:
         return Response(status_code=204)
     return json_answer(

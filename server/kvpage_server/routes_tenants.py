@@ -12,6 +12,7 @@ from kvpage.client.block_resources import BlockMap, TenantList, TenantState
 from kvpage.errors import NotFound, shorten
 from kvpage.wire import leasing
 from kvpage_server import lease_bodies, openapi_leases
+from kvpage_server.audit import begin
 from kvpage_server.bodies import read_body
 from kvpage_server.json_answers import json_answer
 from kvpage_server.queries import cells_of, known_query
@@ -66,6 +67,8 @@ async def put_tenant(request: Request, pool_id: str, name: str) -> Response:
     known_query(request)
     services = services_of(request)
     asked = await read_body(request, lease_bodies.TenantRequest)
+    quota = "none" if asked.quota_bytes is None else asked.quota_bytes
+    await begin(request, quota_bytes=quota, priority=asked.priority, weight=asked.weight)
     owner = await services.pools.owner(pool_id)
     tenant = leasing.TenantSettings(
         name=name, quota_bytes=asked.quota_bytes, priority=asked.priority, weight=asked.weight

@@ -83,7 +83,9 @@ def test_a_change_has_a_line_before_and_a_line_after(service: ApiService, folder
     assert begin["operation"] == end["operation"] == "create_pool"
     assert begin["who"] == end["who"] == who
     assert begin["role"] == end["role"] == "admin"
-    assert end["resources"] == {"name": "mimo", "device": "host", "pool_id": pool.id}
+    asked = {"name": "mimo", "device": "host", "plan_id": pool.plan_id}
+    assert begin["resources"] == asked  # all that tells, after a crash, what may have been done
+    assert end["resources"] == {**asked, "pool_id": pool.id}
     assert end["status"] in (201, 202)
     assert begin["time"] < end["time"]
     assert call(service, "DELETE", f"/v1/pools/{pool.id}?wait=30", "delete-1") == 204
@@ -96,7 +98,8 @@ def test_over_tcp_it_is_the_name_of_the_token_and_the_address(service: ApiServic
     begin, end = told_of(service, folder, "tenant-1", 2)
     assert begin["who"] == {"token": "the-admin", "address": "127.0.0.1"}
     assert (begin["role"], begin["operation"]) == ("admin", "set_tenant")
-    assert begin["resources"] == {"pool_id": NO_POOL, "name": "team"}
+    settings = {"quota_bytes": "none", "priority": 0, "weight": 1}
+    assert begin["resources"] == {"pool_id": NO_POOL, "name": "team", **settings}
     assert (end["status"], end["code"]) == (404, "pool-not-found")
 
 
@@ -104,6 +107,8 @@ def test_over_tcp_it_is_the_name_of_the_token_and_the_address(service: ApiServic
     ("method", "path", "role", "status", "code"),
     [
         ("POST", "/v1/pools", "read", 403, "permission-denied"),
+        ("PUT", f"/v1/pools/{NO_POOL}/tenants/team", "allocate", 403, "permission-denied"),
+        ("DELETE", f"/v1/pools/{NO_POOL}?force=true", "allocate", 403, "permission-denied"),
         ("GET", "/v1/pools", "wrong", 401, "unauthorized"),
         ("GET", "/v1/events/x", "wrong", 401, "unauthorized"),
     ],
@@ -111,11 +116,53 @@ def test_over_tcp_it_is_the_name_of_the_token_and_the_address(service: ApiServic
 def test_whoever_may_not_is_told_of(
     service: ApiService, folder: Path, method: str, path: str, role: str, status: int, code: str
 ) -> None:
-    request_id = f"refused-{role}-{path.replace('/', '.')}"
+    request_id = f"refused-{role}-{method}-{len(path)}"
     assert call(service, method, path, request_id, role=role) == status
     [refused] = told_of(service, folder, request_id, 1)
     assert (refused["event"], refused["status"], refused["code"]) == ("refused", status, code)
-    assert refused["who"] == {"address": "127.0.0.1"}
+    is_known = role != "wrong"
+    assert refused["who"] == {**({"token": f"the-{role}"} if is_known else {}), "address": "127.0.0.1"}
+    assert refused.get("role") == (role if is_known else None)
+
+
+FAULTY = [
+    ("create_pool", "POST", "/v1/pools", {"name": "x", "request": {}}, {"name": "x", "device": "host"}),
+    ("delete_pool", "DELETE", f"/v1/pools/{NO_POOL}?wait=soon", None, {"pool_id": NO_POOL}),
+    ("create_lease", "POST", f"/v1/pools/{NO_POOL}/leases", {"name": 1}, {"pool_id": NO_POOL}),
+    ("adopt_lease", "POST", f"/v1/pools/{NO_POOL}/leases:adopt", {"name": 1}, {"pool_id": NO_POOL}),
+    ("set_tenant", "PUT", f"/v1/pools/{NO_POOL}/tenants/t", {"weight": 0}, {"pool_id": NO_POOL, "name": "t"}),
+]
+"""Requests that a role may make, with a fault."""
+
+
+@pytest.mark.parametrize(("operation", "method", "path", "body", "resources"), FAULTY)
+def test_a_faulty_request_that_began_nothing_is_told_of_once(
+    service: ApiService, folder: Path, operation: str, method: str, path: str, body: Any, resources: dict[str, Any]
+) -> None:
+    status = call(service, method, path, f"faulty-{operation}", role="admin", json=body)
+    assert status in (400, 422)
+    [refused] = told_of(service, folder, f"faulty-{operation}", 1)
+    assert (refused["event"], refused["operation"], refused["status"]) == ("refused", operation, status)
+    assert refused["who"]["token"] == "the-admin"
+    assert refused["resources"] == resources
+
+
+def test_every_operation_whose_route_begins_the_record_is_tried_here() -> None:
+    begun = {"create_lease", "adopt_lease", "create_pool", "delete_pool", "set_tenant"}
+    assert begun == {name for name, rule in RULES.items() if rule.begins_in_route} == {one[0] for one in FAULTY}
+
+
+def test_the_line_before_has_what_the_body_and_the_query_name(service: ApiService, folder: Path) -> None:
+    leases, of_lease = f"/v1/pools/{NO_POOL}/leases", {"name": "s", "token": "0" * 32}
+    for request_id, method, path, body, named in (
+        ("lease-2", "POST", leases, {"name": "s", "tenant": "t", "ttl_s": 30}, {"name": "s", "tenant": "t"}),
+        ("adopt-2", "POST", f"{leases}:adopt", {**of_lease, "generation": 1, "ttl_s": 30}, {"name": "s"}),
+        ("delete-2", "DELETE", f"/v1/pools/{NO_POOL}?force=true", None, {"force": True}),
+    ):
+        assert call(service, method, path, request_id, role="admin", json=body) == 404, request_id
+        begin, end = told_of(service, folder, request_id, 2)
+        assert (begin["event"], end["event"], end["status"]) == ("begin", "end", 404)
+        assert begin["resources"] == {"pool_id": NO_POOL, **named}
 
 
 def test_reads_and_steps_of_a_lease_are_not_in_it(service: ApiService, folder: Path) -> None:
@@ -203,7 +250,7 @@ def test_how_many_were_left_out_is_told_with_the_next(tmp_path: Path) -> None:
     records._refusals.take = lambda name: next(waits)  # type: ignore[method-assign]
     scope = {"method": "GET", "path": "/x", "headers": []}
     for _ in range(4):
-        records.refused(scope, Operation("none", RULES["metrics"], {}), PermissionDenied("no"))
+        records.refused(scope, None, Operation("none", RULES["metrics"], {}), PermissionDenied("no"))
     log.close()
     assert [record["num_left_out_before"] for record in records_of(tmp_path / "audit.jsonl")] == [0, 2]
 
