@@ -18,6 +18,7 @@ import pytest
 
 from kvpage.cli import health
 from kvpage.client.http import Client
+from kvpage_server.start_errors import WRONG_SETTINGS
 from support.deployment import DEPLOY, Started, faults_between, output_of, started
 from support.eventually import until
 from support.plan_requests import small_request
@@ -142,6 +143,21 @@ def test_neither_unit_takes_the_other_along() -> None:
         assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("kvpage", "yes")
         assert (service["Restart"], unit["Unit"]["StartLimitIntervalSec"]) == ("on-failure", "0")
     assert Unit(WORKER)["Service"]["KillMode"] == "process"
+
+
+@pytest.mark.parametrize("name", [API, WORKER])
+def test_wrong_settings_are_no_reason_to_start_again(name: str) -> None:
+    assert Unit(name)["Service"]["RestartPreventExitStatus"] == str(WRONG_SETTINGS)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("name", "instance"), [(API, ""), (WORKER, "host")])
+def test_what_the_units_start_says_wrong_settings_by_its_exit_status(name: str, instance: str, tmp_path: Path) -> None:
+    unit = Unit(name, instance)
+    command = [str(Path(sys.executable).with_name("kvpage")), *unit.command()]
+    wrong = os.environ | {"KVPAGE_MEMORY": "much", "KVPAGE_RUN_DIR": str(tmp_path), "KVPAGE_CONFIG": os.devnull}
+    done = subprocess.run(command, env=wrong, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "memory" in done.stderr) == (WRONG_SETTINGS, True)
 
 
 def test_both_units_run_as_the_user_that_is_made() -> None:
