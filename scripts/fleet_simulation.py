@@ -73,11 +73,11 @@ class Simulation:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, faults: Faults = FAULTS) -> None:
         for _ in range(steps):
             self.clock.now_s += STEP_S
             self._disturb()
-            self.fleet.faults = FAULTS
+            self.fleet.faults = faults
             try:
                 self._work()
             except CoordinatorDiedError:
@@ -118,16 +118,17 @@ class Simulation:
     def _work(self) -> None:
         self._coordinator.mend()
         if self.rng.random() < 0.6:
-            self._create()
+            self.create(self.rng.choice(self._sizes))
         elif self.promises:
             self._release(self.rng.choice(sorted(self.promises)))
 
-    def _create(self) -> None:
+    def create(self, num_ranks: int) -> None:
+        """Ask for a plan, and take note of what is said."""
         name = f"plan-{self._next}"
         self._next += 1
         self.unsure.add(name)
         try:
-            plan = self._coordinator.create(request_of(self.rng.choice(self._sizes), self.rng), name)
+            plan = self._coordinator.create(request_of(num_ranks, self.rng), name)
         except KvpageError as error:
             in_doubt = error.details.get("state") == "in-doubt"
             self.counts.in_doubt += in_doubt

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
-from kvpage.client import calls, lease_calls
+from kvpage.client import calls, fleet_calls, lease_calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
 from kvpage.client.block_resources import BlockMap, ContentsPage, LeaseState, TenantState
 from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.events import Event, EventReading
+from kvpage.client.fleet_resources import Fleet, FleetPlan, Place
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.trust import server_trust
 from kvpage.client.unix_transport import AsyncUnixTransport
@@ -122,6 +123,20 @@ class AsyncClient:
 
     async def pool_tensors(self, pool_id: str) -> PoolTensors:
         return await self._run(calls.pool_tensors(pool_id))
+
+    async def fleet(self) -> Fleet:
+        return await self._run(fleet_calls.fleet())
+
+    async def create_fleet_plan(
+        self, request: object, *, name: str, places: list[Place] | None = None, wait_s: float = 600.0
+    ) -> FleetPlan:
+        return await self._run(fleet_calls.create_fleet_plan(request, name=name, places=places, wait_s=wait_s))
+
+    async def get_fleet_plan(self, plan_id: str) -> FleetPlan:
+        return await self._run(fleet_calls.get_fleet_plan(plan_id))
+
+    async def delete_fleet_plan(self, plan_id: str, *, force: bool = False) -> FleetPlan | None:
+        return await self._run(fleet_calls.delete_fleet_plan(plan_id, force=force))
 
     async def create_lease(
         self, pool_id: str, *, name: str, ttl_s: float = 30.0, tenant: str = "", token: str | None = None

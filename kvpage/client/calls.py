@@ -111,7 +111,7 @@ def plan(request: object) -> Call[Plan]:
     if isinstance(request, Mapping) and request.get("ranks") is not None:
         detail = "this request is of several ranks: plan_ranks plans them"
         raise SpecInvalid(f"/ranks: {detail}", errors=[FieldError("/ranks", detail)])
-    return _proven(Plan, (yield Request(method="POST", path="/v1/plans", body=_request_json(request))))
+    return _proven(Plan, (yield Request(method="POST", path="/v1/plans", body=request_json(request))))
 
 
 def plan_ranks(request: object) -> Call[RankedPlan]:
@@ -153,7 +153,7 @@ def create_pool(
     deadline_s = time.monotonic() + checked_seconds("wait_s", wait_s)
     checked_optional("handle_kind", handle_kind)
     optional = {"rank": rank, "plan_id": plan_id, "handle_kind": handle_kind}
-    asked = {"name": name, "device": device, "request": msgspec.Raw(_request_json(request))} | {
+    asked = {"name": name, "device": device, "request": msgspec.Raw(request_json(request))} | {
         key: value for key, value in optional.items() if value is not None
     }
     granted_s = _granted(wait_s)
@@ -201,7 +201,7 @@ def delete_pool(pool_id: str, *, wait_s: float, force: bool) -> Call[ForgottenPo
         answer = yield _waiting("DELETE", pool_id, left_s, **({"force": "true"} if force and is_last else {}))
         try:
             content = answer.checked()
-            return _decode(content, ForgottenPool) if content else None
+            return decode(content, ForgottenPool) if content else None
         except Conflict:
             if time.monotonic() >= deadline_s:
                 raise
@@ -220,7 +220,7 @@ def devices() -> Call[list[Device]]:
 
 def health() -> Call[Health]:
     answer = yield Request(method="GET", path="/readyz", query={"verbose": ""})
-    return _decode(answer.checked(expected=(503,)), Health)
+    return decode(answer.checked(expected=(503,)), Health)
 
 
 # --- parts -----------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def health() -> Call[Health]:
 def get(request: Request, kind: type[_Resource]) -> Call[_Resource]:
     """What the answer says."""
     answer = yield request
-    return _decode(answer.checked(), kind)
+    return decode(answer.checked(), kind)
 
 
 def _waiting(method: str, pool_id: str, wait_s: float, **query: str) -> Request:
@@ -240,7 +240,7 @@ def _waiting(method: str, pool_id: str, wait_s: float, **query: str) -> Request:
     return Request(method=method, path=path, query=query or None, wait_s=granted_s)
 
 
-def _request_json(request: object) -> bytes:
+def request_json(request: object) -> bytes:
     """A plan request as JSON. A `PlanRequest` is sent without its defaults, as it was written."""
     if isinstance(request, Mapping):
         return encode(request)
@@ -254,7 +254,7 @@ def _ranked_json(request: object) -> bytes:
     """All ranks of a model are asked for where the request does not name its ranks, as `kvpage.plan_ranks` reads it."""
     if isinstance(request, Mapping) and request.get("ranks") is None:
         return encode({**request, "ranks": "all"})
-    return _request_json(request)
+    return request_json(request)
 
 
 def encode(value: Any) -> bytes:
@@ -288,7 +288,7 @@ def _is_writable(value: object) -> bool:
     return True
 
 
-def _decode(content: bytes, kind: type[_Resource]) -> _Resource:
+def decode(content: bytes, kind: type[_Resource]) -> _Resource:
     try:
         return msgspec.json.decode(content, type=kind)
     except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors, and so is an int too long

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import httpx
 
-from kvpage.client import calls, lease_calls
+from kvpage.client import calls, fleet_calls, lease_calls
 from kvpage.client.address import DEFAULT_TIMEOUT_S, Address, check_usable
 from kvpage.client.block_resources import BlockMap, ContentsPage, LeaseState, TenantState
 from kvpage.client.calls import Answer, Call, Collected, Request
 from kvpage.client.events import Event, EventReading
+from kvpage.client.fleet_resources import Fleet, FleetPlan, Place
 from kvpage.client.resources import Device, ForgottenPool, Health, Pool, PoolTensors
 from kvpage.client.trust import server_trust
 from kvpage.client.unix_transport import UnixTransport
@@ -156,6 +157,26 @@ class Client:
     def pool_tensors(self, pool_id: str) -> PoolTensors:
         """Shape, byte strides and offset of every tensor in the pool's buffer."""
         return self._run(calls.pool_tensors(pool_id))
+
+    # --- fleets ------------------------------------------------------------------------------------------------------
+
+    def fleet(self) -> Fleet:
+        """Nodes and plans of the fleet that this server is the head of. Raises `NotSupported` where there is none."""
+        return self._run(fleet_calls.fleet())
+
+    def create_fleet_plan(
+        self, request: object, *, name: str, places: list[Place] | None = None, wait_s: float = 600.0
+    ) -> FleetPlan:
+        """Plan all ranks and reserve them on all nodes or on none; `places` of the ranks, in order, or by memory."""
+        return self._run(fleet_calls.create_fleet_plan(request, name=name, places=places, wait_s=wait_s))
+
+    def get_fleet_plan(self, plan_id: str) -> FleetPlan:
+        """By id or name. Raises `NotFound`."""
+        return self._run(fleet_calls.get_fleet_plan(plan_id))
+
+    def delete_fleet_plan(self, plan_id: str, *, force: bool = False) -> FleetPlan | None:
+        """None when it is gone on all nodes, else what is left. Raises `Conflict` naming who holds it."""
+        return self._run(fleet_calls.delete_fleet_plan(plan_id, force=force))
 
     # --- leases, tenants and contents --------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from kvpage.planner.planner import plan as plan_request
 from kvpage_server import (
     openapi,
     routes_events,
+    routes_fleet,
     routes_health,
     routes_hold,
     routes_lease_blocks,
@@ -33,6 +34,7 @@ from kvpage_server.audit_log import AuditLog
 from kvpage_server.cached_plans import CachedPlans
 from kvpage_server.event_stream import EventStreams
 from kvpage_server.farewell import say_farewell
+from kvpage_server.fleet_service import FleetService, Joined, joined
 from kvpage_server.guard import Guard
 from kvpage_server.http_leases import HttpLeases
 from kvpage_server.metrics import CountRequests, Metrics, ServiceMetrics
@@ -56,6 +58,7 @@ _ROUTES = (
     routes_lease_blocks,
     routes_tenants,
     routes_events,
+    routes_fleet,
     routes_health,
     routes_metrics,
     routes_ui,
@@ -69,12 +72,16 @@ def create_app(
     planner: Planner = plan_request,
     access: AccessPolicy | None = None,
     on_shutdown: Callable[[], None] = lambda: None,
+    join_fleet: Joined | None = None,
 ) -> FastAPI:
     """The application for `settings`. Nothing is started before its lifespan begins.
 
-    `access`: default from the settings. `on_shutdown`: runs last, when nothing is served any more.
+    `access`: default from the settings. `on_shutdown`: runs last, when nothing is served any more. `join_fleet`:
+    default the Ray cluster of the settings, if they name one.
     """
     counted = ServiceMetrics()
+    if join_fleet is None and settings.fleet is not None:
+        join_fleet = joined(settings.fleet)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -85,6 +92,7 @@ def create_app(
             stack.callback(plans.close)
             supervisor = Supervisor(settings)
             metrics = Metrics(counted, supervisor.each)
+            fleet = FleetService(join_fleet)
             app.state.services = Services(
                 settings=settings,
                 plans=plans,
@@ -92,13 +100,16 @@ def create_app(
                 leases=HttpLeases(supervisor),
                 events=EventStreams(supervisor),
                 metrics=metrics,
+                fleet=fleet,
             )
             supervisor.start()
+            fleet.start()
             announcing = asyncio.ensure_future(_announce(supervisor, settings.ready_fd))
             try:
                 yield
             finally:
                 announcing.cancel()
+                await fleet.close()
                 await say_farewell(supervisor, settings)
                 await metrics.close()
                 await supervisor.stop()

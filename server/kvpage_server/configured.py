@@ -42,6 +42,7 @@ def settings_of(resolved: Resolved, ready_fd: int | None = None) -> Settings:
         tls_key_file=fields.tls_key_file,
         tls_client_ca_file=fields.tls_client_ca_file,
         insecure=fields.insecure,
+        fleet=fields.fleet,
         audit_log=fields.audit_log,
         rate_limit_per_s=fields.rate_limit_per_s,
         log_format=fields.log_format,

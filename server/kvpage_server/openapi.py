@@ -243,7 +243,9 @@ def _problem_answer(status: int) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     from kvpage.request import PlanRequest
     from kvpage.request_model import describe as describe_model
+    from kvpage_server.openapi_fleet import FLEET_KINDS
     from kvpage_server.openapi_leases import KINDS
+    from kvpage_server.routes_fleet import FleetPlanRequest
     from kvpage_server.routes_pools import PoolRequest  # these import this module
 
     plan_request = PlanRequest.model_json_schema(ref_template=_TEMPLATE.format("{model}"))
@@ -251,10 +253,11 @@ def _schemas() -> dict[str, Any]:
     schemas: dict[str, Any] = plan_request.pop("$defs", {})
     schemas["PlanRequest"] = plan_request
     kinds = [Plan, RankedPlan, Problem, PoolRequest, resources.Pool, resources.PoolList, resources.PoolTensors]
-    kinds += [resources.ForgottenPool, resources.DeviceList, resources.Health, *KINDS]
+    kinds += [resources.ForgottenPool, resources.DeviceList, resources.Health, *KINDS, *FLEET_KINDS, FleetPlanRequest]
     _, components = msgspec.json.schema_components(kinds, ref_template=_TEMPLATE.format("{name}"))
     schemas.update(components)
-    schemas["PoolRequest"]["properties"]["request"] = reference("PlanRequest")
+    for name in ("PoolRequest", "FleetPlanRequest"):
+        schemas[name]["properties"]["request"] = reference("PlanRequest")
     schemas["PlanGroups"] = _without(schemas["Plan"], "layers")
     return schemas
 

@@ -10,6 +10,7 @@ from kvpage.client import resources
 from kvpage.errors import FieldError, error_from_code
 from kvpage.planner.planner import plan as plan_request
 from kvpage.plans import Plan
+from kvpage_server import openapi_fleet
 from kvpage_server import openapi_lease_examples as lease_examples
 from kvpage_server.problems import PROBLEM_JSON, problem_of
 
@@ -113,6 +114,7 @@ def _add_to_parameters(operation: dict[str, Any], plan: Plan) -> None:
         "pool_id": ("Given by the server when the pool was created", POOL_ID),
         "lease_id": ("Given by the server when the lease was opened or adopted", lease_examples.LEASE_ID),
         "reservation_id": ("Given by the server when the blocks were set aside", lease_examples.RESERVATION_ID),
+        "fleet_plan_id": ("Id or name of a plan of the fleet", openapi_fleet.FLEET_PLAN_ID),
         "name": ("Of the tenant; empty for the tenant of those who name none", lease_examples.TENANT),
     }
     for parameter in operation.get("parameters", ()):
@@ -157,6 +159,7 @@ def _bodies(plan: Plan) -> dict[str, Any]:
         "PlanRequest": PLAN_REQUEST,
         "PoolRequest": POOL_REQUEST,
         "Plan": msgspec.json.decode(plan.to_json()),
+        **openapi_fleet.examples(PLAN_REQUEST, plan.plan_id),
         **lease_examples.REQUESTS,
         **lease_examples.answers(POOL_ID),
         **{name: msgspec.to_builtins(value) for name, value in answers.items()},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from kvpage_server.event_stream import EventStreams
+from kvpage_server.fleet_service import FleetService
 from kvpage_server.http_leases import HttpLeases
 from kvpage_server.metrics import Metrics
 from kvpage_server.planning import PlanService
@@ -21,6 +22,7 @@ class Services:
     pools: Supervisor
     leases: HttpLeases
     events: EventStreams
+    fleet: FleetService
     metrics: Metrics
 
 

@@ -113,6 +113,9 @@ class Fields(BaseSettings):
     insecure: Annotated[bool, Setting(YES_OR_NO)] = Field(
         default=False, description="Serve an address that other machines reach without TLS."
     )
+    fleet: Annotated[str | None, Setting("auto, or host:port of a Ray cluster", "ADDRESS")] = Field(
+        default=None, min_length=1, description="Ray cluster whose fleet this server is the head of (docs/fleet.md)."
+    )
     audit_log: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
         default=None, description="File to which every change, with who made it, is appended."
     )

@@ -53,6 +53,8 @@ class Settings:
     """Whose certificates clients must show; None: none need to."""
     insecure: bool = False
     """Whether an address that other machines reach may be served without TLS."""
+    fleet: str | None = None
+    """Address of the Ray cluster whose fleet this server is the head of."""
     audit_log: Path | None = None
     rate_limit_per_s: float = DEFAULT_RATE_LIMIT_PER_S
     """Of requests that change something, with each token over TCP."""

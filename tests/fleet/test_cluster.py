@@ -31,7 +31,7 @@ Facts = dict[str, Any]
 def facts() -> Iterator[Facts]:
     """What `support.fleet_scenario` saw. Whatever it leaves behind is ended, and then fails the last test."""
     if find_spec("ray") is None:
-        pytest.skip("ray is not installed: pip install 'kvpage[fleet]'")
+        pytest.skip("ray is not installed: see the extra `fleet`")
     tried = subprocess.run([*IN_A_NETWORK_OF_ITS_OWN, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"no network namespace can be made here (unshare: {tried.stderr.strip()})")
