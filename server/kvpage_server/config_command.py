@@ -16,9 +16,9 @@ from kvpage_server.setting_fields import Fields, Program, setting_of
 from kvpage_server.setting_flags import FlagParser
 from kvpage_server.setting_sources import DEFAULT, Resolved, resolve
 from kvpage_server.shown_settings import masked
+from kvpage_server.standard_error import write_line
 from kvpage_server.start_errors import report
 from kvpage_server.start_worker import worker_command, worker_parser
-from kvpage_server.worker_log import write_line
 
 NOT_SET = "-"
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import cast
 
@@ -14,10 +16,14 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from kvpage.errors import printable
+from kvpage_server.rate_limit import Buckets
 from kvpage_server.settings import LogFormat, LogLevel
-from kvpage_server.worker_log import write_line
+from kvpage_server.standard_error import write_line
 
+WARNINGS_PER_S = 1.0
+WARNINGS_AT_ONCE = 20.0
 _STDERR = 2
+_OF_WEB_SERVER = "uvicorn.error"
 _FIRST = ("time", "level", "event", "logger", "pid", "request_id")
 """What every line begins with, where it has it."""
 _NOT_FOR_US = ("color_message", "message", "asctime")
@@ -30,11 +36,34 @@ def configure_logging(log_format: LogFormat, log_level: LogLevel) -> None:
     handler.setFormatter(formatter(is_json=log_format == "json" or (log_format == "auto" and not os.isatty(_STDERR))))
     logging.basicConfig(level=log_level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
+    logging.getLogger(_OF_WEB_SERVER).addFilter(SparingWarnings())
+
+
+class SparingWarnings(logging.Filter):
+    """The web server warns of every connection that speaks no HTTP, whoever opened it: strangers must not fill the
+    disk. Errors are kept: those are faults of the service.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._warnings = Buckets(WARNINGS_PER_S, burst=WARNINGS_AT_ONCE, max_names=1, clock_s=clock_s)
+        self._num_left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        if self._warnings.take("all") > 0:
+            self._num_left_out += 1
+            return False
+        if self._num_left_out:
+            record.num_left_out_before = self._num_left_out
+            self._num_left_out = 0
+        return True
 
 
 class _StandardError(logging.Handler):
-    """Writes at once and past Python's buffer, as the workers do: neither a full disk nor a reader that went away ends
-    the process, nor makes what it could not write its exit status.
+    """Writes as the workers do: no disk and no reader ends or stops the process, nor makes what could not be written
+    its exit status.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from types import FrameType
 
@@ -25,11 +26,11 @@ from kvpage_server.logs import configure_logging
 from kvpage_server.peer_protocol import PeerAwareProtocol
 from kvpage_server.services import Services
 from kvpage_server.settings import Settings
+from kvpage_server.standard_error import flush_lines, write_line
 from kvpage_server.start_errors import exit_status, report
 from kvpage_server.tls import Securing
 from kvpage_server.tls_files import TlsContext
 from kvpage_server.worker_limits import raise_fd_limit
-from kvpage_server.worker_log import write_line
 
 GRACE_S = 10
 KEEP_ALIVE_S = 60  # longer than clients keep idle connections, so that they never use one we are closing
@@ -130,6 +131,15 @@ class _Server(uvicorn.Server):
         return self.config.http_protocol_class(  # type: ignore[call-arg]  # of ours
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # a narrower type than uvicorn's
+        """Behind it a captured signal ends the process, which then does nothing more."""
+        with super().capture_signals():
+            try:
+                yield
+            finally:
+                flush_lines()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends the server in its order, which takes bounded time. A terminal that is closed, or an

@@ -13,10 +13,11 @@ from kvpage.errors import KvpageError, SpecInvalid
 from kvpage_server.configured import run_directory_of
 from kvpage_server.setting_flags import FlagParser, parser_of
 from kvpage_server.setting_sources import Resolved, resolve
+from kvpage_server.standard_error import write_line
 from kvpage_server.start_errors import exit_status, report
 from kvpage_server.unix_group import gid_of
 from kvpage_server.worker_budget import parse_memory
-from kvpage_server.worker_log import StartReport, write_line
+from kvpage_server.worker_log import StartReport
 
 WORKER = (sys.executable, "-m", "kvpage_server", "worker")
 

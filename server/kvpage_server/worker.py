@@ -17,6 +17,7 @@ from pathlib import Path
 from kvpage.errors import KvpageError
 from kvpage.memory.host import HostMemory
 from kvpage.run_directory import RunDirectory, device_file_name
+from kvpage_server.standard_error import write_line
 from kvpage_server.start_errors import exit_status
 from kvpage_server.start_errors import report as failure
 from kvpage_server.unix_group import gid_of
@@ -25,7 +26,7 @@ from kvpage_server.worker_device import DeviceMemory, cuda_memory, host_memory
 from kvpage_server.worker_disposal import Disposal
 from kvpage_server.worker_endpoint import Endpoint
 from kvpage_server.worker_limits import Limits, raise_fd_limit
-from kvpage_server.worker_log import StartReport, log, shorten_own_log, write_line
+from kvpage_server.worker_log import StartReport, log, shorten_own_log
 from kvpage_server.worker_loop import Loop
 from kvpage_server.worker_memory import MemoryKeeper
 from kvpage_server.worker_pools import PoolTable

@@ -19,9 +19,10 @@ from kvpage_server.configured import run_directory_of
 from kvpage_server.device_process import SERVER_MARK, last_line_of
 from kvpage_server.setting_flags import FlagParser, parser_of
 from kvpage_server.setting_sources import Resolved, resolve
+from kvpage_server.standard_error import write_line
 from kvpage_server.start_errors import report
 from kvpage_server.start_worker import device_of, worker_command
-from kvpage_server.worker_log import open_log, write_line
+from kvpage_server.worker_log import open_log
 
 DEFAULT_DEVICE = "host"
 

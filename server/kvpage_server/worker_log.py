@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvpage.errors import PermissionDenied
+from kvpage_server.standard_error import write_line
 
 Level = Literal["info", "warning", "error"]
 
@@ -30,12 +31,6 @@ def log(event: str, *, level: Level = "info", **fields: object) -> None:
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     known = {"time": time, "level": level, "event": event, "logger": "kvpage.worker", "pid": os.getpid()}
     write_line(json.dumps(known | fields, default=str))
-
-
-def write_line(text: str) -> None:
-    """To standard error, and not through Python's buffer: what that cannot get rid of makes the exit status 120."""
-    with contextlib.suppress(OSError):
-        os.write(_STDERR, text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def open_log(path: Path) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,11 +20,14 @@ import pytest
 import structlog
 
 from kvpage.errors import KvpageError
+from kvpage.wire.messages import ListPools
 from kvpage_server import worker_log
-from kvpage_server.logs import formatter
+from kvpage_server.logs import WARNINGS_AT_ONCE, SparingWarnings, formatter
 from kvpage_server.request_log import SLOW_S, log_request
+from kvpage_server.standard_error import MAX_WAITING_LINES
 from support.api_service import COMMAND, ApiService
 from support.eventually import until
+from support.worker_process import WORKER_COMMAND, WorkerProcess
 
 TOKEN = "sesame-0123456789abcdef0123456789abcdef"
 SECRET = "Zq7-not-for-the-log"
@@ -228,3 +234,106 @@ def test_requests_that_went_wrong_or_were_slow_are_seen_without_debugging(
         log_request({**scope, **changes}, status, duration_s)
     [record] = caplog.records
     assert (record.levelname, record.getMessage()) == (level, "request")
+
+
+# --- a reader who stops reading, and strangers ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stalled_pipe() -> Iterator[int]:
+    """The end that is written to, of a pipe as whoever stopped reading leaves it: there is no room for one byte."""
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, b"x" * select.PIPE_BUF)
+    os.set_blocking(full, True)
+    try:
+        yield full
+    finally:
+        os.close(unread)
+        os.close(full)
+
+
+def into(fd: int) -> list[str]:
+    """Runs what stands behind it with that as standard error."""
+    return ["sh", "-c", f'exec "$@" 2>/proc/{os.getpid()}/fd/{fd}', "sh"]
+
+
+def test_a_server_whose_log_nobody_reads_answers_and_ends_when_asked(no_leaks: None, run_dir: Path) -> None:
+    with (
+        stalled_pipe() as pipe,
+        ApiService(run_dir, "--log-level", "debug", command=[*into(pipe), *COMMAND]) as service,
+        service.client() as client,
+    ):
+        assert client.health() is not None
+        assert service.terminate() == -signal.SIGTERM
+
+
+def test_a_worker_whose_log_nobody_reads_answers_and_ends_when_asked(no_leaks: None, run_dir: Path) -> None:
+    with (
+        stalled_pipe() as pipe,
+        WorkerProcess(run_dir, command=[*into(pipe), *WORKER_COMMAND]) as worker,
+    ):
+        with worker.client() as client:
+            client.request(ListPools())
+        assert worker.terminate() == 0
+
+
+MANY_LINES = """
+import sys
+from kvpage_server.standard_error import MAX_WAITING_LINES, write_line
+for number in range(2 * MAX_WAITING_LINES):
+    write_line(str(number))
+print("written", flush=True)
+sys.stdin.read()
+write_line("after")
+"""
+
+
+def test_of_lines_that_nobody_reads_the_first_are_kept_and_a_reader_who_goes_on_gets_new_ones() -> None:
+    with stalled_pipe() as pipe, open(f"/proc/self/fd/{pipe}", "wb", buffering=0) as errors:
+        unread = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY)
+        program = subprocess.Popen(
+            [sys.executable, "-c", MANY_LINES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        )
+        with program, open(unread, "rb") as reader:
+            assert program.stdout is not None
+            assert program.stdin is not None
+            assert program.stdout.readline() == b"written\n"
+            assert reader.readline().endswith(b"x0\n")
+            kept = [int(reader.readline()) for _ in range(MAX_WAITING_LINES - 1)]
+            assert kept == list(range(1, MAX_WAITING_LINES))
+            program.stdin.close()
+            last = reader.readline()
+            assert last in (b"after\n", b"%d\n" % MAX_WAITING_LINES)  # the thread may have had one in its hands
+            assert last == b"after\n" or reader.readline() == b"after\n"
+        assert program.returncode == 0
+
+
+def test_strangers_who_speak_no_http_cannot_fill_the_log(talkative: ApiService) -> None:
+    host, port = talkative.url.removeprefix("http://").split(":")
+    num_strangers = 10 * int(WARNINGS_AT_ONCE)
+    for _ in range(num_strangers):
+        with socket.create_connection((host, int(port)), timeout=60) as stranger:
+            stranger.sendall(b"x\r\n\r\n")
+            assert stranger.recv(9) == b"HTTP/1.1 "
+    warnings = talkative.log().count("Invalid HTTP request")
+    assert 0 < warnings < num_strangers
+
+
+def test_warnings_that_were_left_out_are_counted_and_errors_never_left_out() -> None:
+    now_s = 0.0
+    sparing = SparingWarnings(clock_s=lambda: now_s)
+    error = record_of("fault")
+    error.levelno = logging.ERROR
+    passed = [sparing.filter(record_of("odd")) for _ in range(int(WARNINGS_AT_ONCE) + 3)]
+    assert passed.count(False) == 3
+    assert sparing.filter(error)
+    now_s = 1.0
+    [later, latest] = [record_of("odd"), record_of("odd")]
+    assert sparing.filter(later)
+    assert later.__dict__["num_left_out_before"] == 3
+    now_s = 2.0
+    assert sparing.filter(latest)
+    assert "num_left_out_before" not in latest.__dict__

@@ -147,7 +147,8 @@ def test_a_long_log_is_put_aside_when_a_worker_is_started(run_dir: Path) -> None
 LONG_LIFE = """
 import sys
 from pathlib import Path
-from kvpage_server.worker_log import MAX_LOG_BYTES, shorten_own_log, write_line
+from kvpage_server.standard_error import write_line
+from kvpage_server.worker_log import MAX_LOG_BYTES, shorten_own_log
 for line in ("x", "x" * MAX_LOG_BYTES, "after"):
     shorten_own_log(Path(sys.argv[1]))
     write_line(line)
