@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from kvpage.errors import FieldError, SpecInvalid
@@ -45,24 +44,6 @@ def said_by(model: ModelLayers, rest: Mapping[str, Any]) -> dict[str, Any]:
     if model.max_model_len is not None and rest.get("num_blocks") is None:
         said["max_model_len"] = model.max_model_len
     return {name: value for name, value in said.items() if name not in rest} | {"layers": list(model.layers)}
-
-
-@contextmanager
-def faults_at_model(request: object) -> Iterator[None]:
-    """Faults of layers that the caller did not write point at the model they were read from."""
-    try:
-        yield
-    except SpecInvalid as error:
-        is_ours = isinstance(request, Mapping) and request.get(FIELD) is not None
-        if not is_ours or not any(fault.pointer.startswith("/layers") for fault in error.errors):
-            raise
-        faults = [_moved(fault) for fault in error.errors]
-        detail = error.message.removeprefix(f"{error.errors[0].pointer}: ")
-        raise type(error)(f"{_AT}: {detail}", details=error.details, errors=faults) from None
-
-
-def _moved(fault: FieldError) -> FieldError:
-    return FieldError(_AT, fault.detail) if fault.pointer.startswith("/layers") else fault
 
 
 def describe(schema: dict[str, Any]) -> None:

@@ -88,7 +88,7 @@ def compare(request: object) -> Comparison:
     """
     from kvpage.planner.align import is_hybrid
     from kvpage.request import PlanRequest
-    from kvpage.request_model import faults_at_model
+    from kvpage.request_faults import faults_at_model
 
     with faults_at_model(request):
         fields = {**request, "strategy": "unify"} if isinstance(request, Mapping) else request

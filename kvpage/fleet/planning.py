@@ -11,7 +11,7 @@ from kvpage.fleet.placement import check_places, place
 from kvpage.fleet.records import FleetRecord, NodeReport, digest
 from kvpage.planner.ranks import plan_ranks
 from kvpage.ranked_request import RankedRequest
-from kvpage.request_model import faults_at_model
+from kvpage.request_faults import faults_at_model
 
 
 def plan_fleet(

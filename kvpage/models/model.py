@@ -128,7 +128,10 @@ def _of_stage(reading: Reading, layers: tuple[ModelLayer, ...]) -> tuple[Fields,
     options = reading.options
     if options.pp == 1:
         return tuple(layer.fields for layer in layers)
-    first, end = _stage(reading.num_layers(), options.pp, options.pp_stage, reading.config)
+    num_layers = reading.num_layers()
+    if options.pp > num_layers:
+        raise options.fault("pp", f"{num_layers} layers cannot fill {options.pp} stages; use a smaller pp")
+    first, end = _stage(num_layers, options.pp, options.pp_stage)
     mine = tuple(layer.fields for layer in layers if first <= layer.index < end)
     names = {layer["name"] for layer in mine}
     for layer in mine:
@@ -138,11 +141,9 @@ def _of_stage(reading: Reading, layers: tuple[ModelLayer, ...]) -> tuple[Fields,
     return mine
 
 
-def _stage(num_layers: int, pp: int, stage: int, config: Config) -> tuple[int, int]:
+def _stage(num_layers: int, pp: int, stage: int) -> tuple[int, int]:
     """First layer of the stage, and the first of the next. As in vLLM 0.24.0 the stages before the last take what is
     left over, from the back."""
-    if pp > num_layers:
-        raise config.fault("num_hidden_layers", f"{num_layers} layers cannot fill pp {pp} stages; use a smaller pp")
     each, left = divmod(num_layers, pp)
     sizes = [each + (pp - 1 - left <= index < pp - 1) for index in range(pp)]
     return sum(sizes[:stage]), sum(sizes[: stage + 1])

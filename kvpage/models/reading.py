@@ -87,17 +87,20 @@ class Reading:
         return heads
 
     def split(self, config: Config, name: str, amount: int) -> int:
-        """`amount` divided among the ranks. Raises `SpecInvalid` at field `name` unless that is even."""
+        """`amount`, of field `name`, divided among the ranks. Raises `SpecInvalid` unless that is even."""
         if amount % self.tp:
-            raise config.fault(name, f"{amount} is not a multiple of tp {self.tp}; use a tp that divides it")
+            raise self.ranks_fault(config, name, f"is {amount}, no multiple of them; use ranks that divide it")
         return amount // self.tp
 
+    def ranks_fault(self, config: Config, name: str, detail: str) -> SpecInvalid:
+        """The error to raise where field `name` does not go with the number of ranks: the field is the model's, the
+        ranks are what can be asked for differently."""
+        return self.options.fault("tp", f"{self.tp} ranks share the heads, but {config.at}/{name} {detail}")
+
     def kv_heads(self, config: Config, name: str, heads: int) -> int:
-        """KV heads of one rank. Raises `SpecInvalid` at `name` where neither of heads and ranks divides the other."""
+        """KV heads of one rank. Raises `SpecInvalid` where neither of heads and ranks divides the other."""
         if heads % self.tp and self.tp % heads:
-            raise config.fault(
-                name, f"{heads} KV heads cannot be shared by tp {self.tp} ranks: neither divides the other"
-            )
+            raise self.ranks_fault(config, name, f"is {heads}, and neither divides the other; use ranks that do")
         if heads < self.tp:
             config.note(f"{self.tp} ranks share {heads} KV heads: each head is kept by {self.tp // heads} ranks")
         return max(1, heads // self.tp)

@@ -31,7 +31,7 @@ def mamba2(reading: Reading, sizes: Mamba2, *, heads_field: str, groups_field: s
     groups = sizes.num_groups
     if groups % tp:
         if groups > 1:
-            raise config.fault(groups_field, f"{groups} groups are no multiple of tp {tp}; use a smaller tp")
+            raise reading.ranks_fault(config, groups_field, f"is {groups}, no multiple of them; use fewer ranks")
         groups = tp
     channels = sizes.num_heads * sizes.head_size + 2 * groups * sizes.state_size
     return (

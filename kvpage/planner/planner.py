@@ -15,7 +15,7 @@ from kvpage.planner.placement import fit_num_blocks
 from kvpage.planner.strategies import group_by_strategy
 from kvpage.plans import Plan
 from kvpage.request import PlanRequest
-from kvpage.request_model import faults_at_model
+from kvpage.request_faults import faults_at_model
 from kvpage.specs import MAX_BYTES
 
 NULL_BLOCKS = 1  # block 0 is never handed out

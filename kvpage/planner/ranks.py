@@ -19,7 +19,7 @@ from kvpage.planner.projection import project
 from kvpage.plans import Plan
 from kvpage.ranked_plan import RankedPlan
 from kvpage.ranked_request import RankedRequest
-from kvpage.request_model import faults_at_model
+from kvpage.request_faults import faults_at_model
 
 IDLE_SHARE = 0.1
 """A rank that leaves more of its memory unused is warned of."""

@@ -87,7 +87,7 @@ def test_what_was_assumed_is_said_beside_the_plan(tmp_path: Path) -> None:
         (("--model", "nowhere", "--memory", "1GiB"), "not downloaded"),
         (("--model", "{folder}"), "--memory is missing"),
         (("--model", "{folder}", "--memory", "much"), "much"),
-        (("--model", "{folder}", "--memory", "1GiB", "--tp", "3"), "/model/config/num_attention_heads"),
+        (("--model", "{folder}", "--memory", "1GiB", "--tp", "3"), "/model/tp: 3 ranks share the heads"),
         (("--model", "{folder}", "--memory", "1GiB", "--kv-dtype", "fp7"), "/model/kv_dtype"),
         (("--model", "{folder}", "--memory", "1GiB", "--backend", "fastest"), "fastest"),
     ],

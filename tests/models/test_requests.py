@@ -60,15 +60,23 @@ FAULTS: list[tuple[Any, str]] = [
     ({"model": {"config": {"model_type": "gpt5"}}}, "/model/config/model_type"),
     ({"model": {"config": config("llama-3.1-8b", num_key_value_heads=0)}}, "/model/config/num_key_value_heads"),
     ({"model": {"config": config("llama-3.1-8b"), "tp": 0}}, "/model/tp"),
-    ({"model": {"config": config("llama-3.1-8b"), "tp": 3}}, "/model/config/num_attention_heads"),
+    ({"model": {"config": config("llama-3.1-8b"), "tp": 3}}, "/model/tp"),
+    ({"model": {"config": config("llama-3.1-8b"), "tp": 16}}, "/model/tp"),
+    ({"model": {"config": config("llama-3.1-8b", num_key_value_heads=6), "tp": 4}}, "/model/tp"),
+    ({"model": {"config": config("llama-3.1-8b"), "pp": 40}}, "/model/pp"),
+    ({"model": {"config": config("nemotron-h-8b"), "tp": 3}}, "/model/tp"),
+    ({"model": {"config": config("llama-3.1-8b"), "kv_dtype": "fp8_ds_mla"}}, "/model/kv_dtype"),
+    ({"model": {"config": config("qwen3.5-35b-a3b"), "kv_dtype": "fp8_ds_mla"}}, "/model/kv_dtype"),
+    ({"model": {"config": config("llama-3.1-8b", head_dim=72), "kv_dtype": "nvfp4"}}, "/model/kv_dtype"),
+    ({"model": {"config": config("llama-3.1-8b"), "kv_dtype": "nvfp4"}, "kv_cache_layout": "NHD"}, "/model/kv_dtype"),
     ({"model": {"config": config("llama-3.1-8b"), "kv_dtype": "fp7"}}, "/model/kv_dtype"),
     ({"model": {"config": config("llama-3.1-8b"), "size": 8}}, "/model/size"),
     ({"model": {"config": config("llama-3.1-8b"), "at": ""}}, "/model/at"),
     ({"model": {"config": config("llama-3.1-8b"), "draft": {}}}, "/model/draft/model_type"),
     ({"model": {"config": config("llama-3.1-8b"), "draft": 3}}, "/model/draft"),
-    ({"model": {"config": config("llama-3.1-8b"), "backend": "fastest"}}, "/model"),
-    ({"model": {"config": config("llama-3.1-8b"), "backend": {"shape": 3}}}, "/model"),
-    ({"model": {"config": config("phi-2"), "kv_dtype": "nvfp4", "backend": "flash_attn"}}, "/model"),
+    ({"model": {"config": config("llama-3.1-8b"), "backend": "fastest"}}, "/model/backend"),
+    ({"model": {"config": config("llama-3.1-8b"), "backend": {"shape": 3}}}, "/model/backend"),
+    ({"model": {"config": config("phi-2"), "kv_dtype": "nvfp4", "backend": "flash_attn"}}, "/model/backend"),
     ({"model": {"config": config("llama-3.1-8b")}, "layers": []}, "/model"),
     ({"model": {"config": config("llama-3.1-8b")}, "kv_cache_layout": "XYZ"}, "/kv_cache_layout"),
     ({"model": None}, "/layers"),
@@ -81,6 +89,22 @@ def test_faults_point_into_the_request_as_it_was_sent(changes: Any, pointer: str
         kvpage.plan({"strategy": "unify", "memory_bytes": GIB40} | changes)
     assert {fault.pointer for fault in caught.value.errors} == {pointer}
     assert pointer in caught.value.message
+
+
+@pytest.mark.parametrize("strategy", ["auto", "unify", "slab"])
+def test_what_is_wrong_with_all_layers_is_told_once_and_names_none_that_the_caller_did_not_write(strategy: str) -> None:
+    for options in ({"kv_dtype": "fp8_ds_mla"}, {"backend": "flashmla"}, {"block_size": 7, "backend": "flash_attn"}):
+        with pytest.raises(SpecInvalid) as caught:
+            kvpage.plan(request("llama-3.1-8b", **options) | {"strategy": strategy})
+        assert len(caught.value.errors) == 1
+        assert "more)" not in caught.value.message
+        assert "/layers/" not in f"{caught.value.message} {caught.value.errors[0].detail}"
+
+
+def test_layers_that_are_sound_and_do_not_go_together_are_a_fault_of_the_model() -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        kvpage.plan(request("gemma-3-27b", backend="cpu_attn") | {"strategy": "slab"})
+    assert {fault.pointer for fault in caught.value.errors} == {"/model"}
 
 
 def test_the_kind_of_a_fault_is_kept() -> None:

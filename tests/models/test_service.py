@@ -36,7 +36,7 @@ def test_a_pool_is_made_of_a_model_and_its_tensors_are_mapped(no_leaks: None, ru
         ({"config": {"model_type": "gpt5"}}, NotSupported, "/model/config/model_type"),
         ({"config": config("llama-3.1-8b", num_hidden_layers=0)}, SpecInvalid, "/model/config/num_hidden_layers"),
         ({"draft": {"model_type": "llama", "head_dim": "wide"}}, SpecInvalid, "/model/draft/head_dim"),
-        ({"tp": 7}, SpecInvalid, "/model/config/text_config/num_attention_heads"),
+        ({"tp": 7}, SpecInvalid, "/model/tp"),
     ],
 )
 def test_faults_come_back_with_their_place(service: ApiService, model: Any, error: Any, pointer: str) -> None:

@@ -21,6 +21,7 @@ LAYERS = (
         "kvpage.request_kinds",
         "kvpage.request_layers",
         "kvpage.request_backends",
+        "kvpage.request_faults",
         "kvpage.request_shape",
         "kvpage.request_model",
         "kvpage.request_ranks",
