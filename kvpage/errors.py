@@ -224,6 +224,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def how_to_install(extra: str) -> str:
+    """Never by the bare name: kvpage is on no package index, and whoever took the name there would be installed."""
+    return f"in a checkout of kvpage, pip install '.[{extra}]'; of a wheel, pip install 'FILE.whl[{extra}]'"
+
+
 def nearest(text: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: "; did you mean …?" when one of `known` is like it, else nothing."""
     from difflib import get_close_matches  # needed by mistakes only

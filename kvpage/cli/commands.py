@@ -16,7 +16,7 @@ from kvpage.cli import completion, events, fleet, health_options, planning, pool
 from kvpage.cli.failing import give_output_up, tell, tell_usage, wants_json
 from kvpage.cli.options import AsJson, RunDir, examples
 from kvpage.cli.output import prepare_streams
-from kvpage.errors import KvpageError, NotSupported
+from kvpage.errors import KvpageError, NotSupported, how_to_install
 from kvpage.exit_status import FAILED, status_of
 
 app = typer.Typer(
@@ -156,6 +156,6 @@ def version(as_json: AsJson = False) -> None:
 def _run_server(command: str, arguments: list[str]) -> None:
     """Become the server: it is reached only as a program, so that this package never imports it."""
     if find_spec("pydantic_settings") is None or (command == "serve" and find_spec("uvicorn") is None):
-        raise NotSupported("kvpage serve, worker and config need more packages: pip install 'kvpage[server]'")
+        raise NotSupported(f"kvpage serve, worker and config need more packages: {how_to_install('server')}")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "kvpage_server", command, *arguments])

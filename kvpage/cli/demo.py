@@ -22,7 +22,7 @@ from kvpage.cli.ending import Ending
 from kvpage.cli.output import print_plan
 from kvpage.cli.sizes import format_bytes
 from kvpage.client.http import Client
-from kvpage.errors import InternalError, KvpageError, NotSupported
+from kvpage.errors import InternalError, KvpageError, NotSupported, how_to_install
 from kvpage.memory.cuda import probe
 from kvpage.planner.planner import plan as compute
 from kvpage.plans import LayerPlan, Plan
@@ -43,7 +43,7 @@ def run_demo(
     _console.quiet = as_json
     for package, extra in (("uvicorn", "server"), ("torch", "torch")):
         if find_spec(package) is None:
-            raise NotSupported(f"the demo needs {package}: pip install 'kvpage[{extra}]'")
+            raise NotSupported(f"the demo needs {package}: {how_to_install(extra)}")
     where, reason = (device, "as asked") if device else _best_device()
     measured = []
     with run_directory(keep) as run_dir, service(run_dir, where, _ENDING), Client(run_dir=run_dir) as client:

@@ -14,7 +14,7 @@ from kvpage.cli import completion
 from kvpage.cli.fleet_output import print_fleet, print_plan
 from kvpage.cli.options import AsJson, Quiet, examples
 from kvpage.client.fleet_resources import Place
-from kvpage.errors import NotSupported, SpecInvalid, shorten
+from kvpage.errors import NotSupported, SpecInvalid, how_to_install, shorten
 from kvpage.exit_status import TRY_AGAIN
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def down(
 def _manager(address: str) -> Iterator[FleetManager]:
     """Of the cluster, for one command. Raises `NotSupported`, `DeviceUnavailable`."""
     if find_spec("ray") is None:
-        raise NotSupported("kvpage fleet needs Ray: pip install 'kvpage[fleet]'")
+        raise NotSupported(f"kvpage fleet needs Ray: {how_to_install('fleet')}")
     from kvpage.fleet import ray_cluster
     from kvpage.fleet.manager import FleetManager
 

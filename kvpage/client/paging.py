@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvpage.errors import NotSupported, SpecInvalid, how_to_install, shorten
+
 try:
     import torch
 except ImportError as error:
-    raise ImportError("tensors need torch: pip install 'kvpage[torch]'") from error
+    raise ImportError(f"tensors need torch: {how_to_install('torch')}") from error
 
 from kvpage.backends import BACKENDS, NAMED_LAYOUTS, named_layout
-from kvpage.errors import NotSupported, SpecInvalid, shorten
 from kvpage.plans import LayerPlan
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # no dtype is moved but as bits

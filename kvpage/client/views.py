@@ -9,13 +9,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kvpage.errors import InternalError, NotSupported, ProtocolError, SpecInvalid, how_to_install
+
 try:
     import torch
 except ImportError as error:
-    raise ImportError("tensors need torch: pip install 'kvpage[torch]'") from error
+    raise ImportError(f"tensors need torch: {how_to_install('torch')}") from error
 
 from kvpage.dtypes import item_size_bytes
-from kvpage.errors import InternalError, NotSupported, ProtocolError, SpecInvalid
 from kvpage.memory.base import Mapping
 from kvpage.memory.cuda_mapping import CudaMapping
 from kvpage.plans import Plan, TensorView
@@ -40,7 +41,7 @@ def _wrap_cuda(mapping: CudaMapping) -> torch.Tensor:
     try:
         from cuda.core import Buffer
     except ImportError as error:
-        raise NotSupported("tensors over CUDA memory need cuda-core: pip install 'kvpage[cuda]'") from error
+        raise NotSupported(f"tensors over CUDA memory need cuda-core: {how_to_install('cuda')}") from error
     with mapping.context():
         buffer = Buffer.from_handle(mapping.address, mapping.size_bytes, owner=mapping.claim)
         where = buffer.__dlpack_device__()

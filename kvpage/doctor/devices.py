@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvpage.doctor.findings import Finding
-from kvpage.errors import KvpageError
+from kvpage.errors import KvpageError, how_to_install
 from kvpage.memory.cuda import probe
 from kvpage.memory.cuda_device import CudaDevice, visible_devices
 from kvpage.memory.cuda_driver import CudaDriver
@@ -39,7 +39,7 @@ def _no_driver(files: list[str], error: KvpageError) -> Finding:
         "NVIDIA driver",
         "problem",
         f"the files {', '.join(files)} are there, but the driver cannot be used: {error.message}",
-        "start the container with the driver's libraries (NVIDIA container toolkit), and install kvpage[cuda]",
+        f"start the container with the driver's libraries (NVIDIA container toolkit); {how_to_install('cuda')}",
     )
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from kvpage._version import __version__
 from kvpage.doctor.findings import Finding
+from kvpage.errors import how_to_install
 
 _PARTS = {
     "torch": ("torch", "tensors of attached pools"),
@@ -28,4 +29,4 @@ def check_packages() -> Iterator[Finding]:
         try:
             yield Finding(package, "ok", version(package))
         except PackageNotFoundError:
-            yield Finding(package, "absent", f"not installed; needed for {use}", f"pip install 'kvpage[{extra}]'")
+            yield Finding(package, "absent", f"not installed; needed for {use}", how_to_install(extra))

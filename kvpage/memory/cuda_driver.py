@@ -10,7 +10,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from kvpage.errors import NotSupported
+from kvpage.errors import NotSupported, how_to_install
 from kvpage.memory.cuda_errors import driver_error
 
 IPC_HANDLE_BYTES = 64
@@ -29,7 +29,7 @@ def _bindings() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise NotSupported("CUDA memory needs the package cuda-bindings: pip install 'kvpage[cuda]'") from error
+        raise NotSupported(f"CUDA memory needs the package cuda-bindings: {how_to_install('cuda')}") from error
     try:
         result = driver.cuInit(0)[0]
     except RuntimeError as error:  # the bindings have their own error for a library that they cannot load

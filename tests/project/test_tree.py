@@ -34,10 +34,23 @@ def test_no_tracked_file_mentions_one_machine() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["see /" + "root/x", "\n'/" + "home/someone/x'", "--index-url https://py" + "pi.org/simple", "<" * 7 + " HEAD\n"],
+    [
+        "see /" + "root/x",
+        "\n'/" + "home/someone/x'",
+        "--index-url https://py" + "pi.org/simple",
+        "<" * 7 + " HEAD\n",
+        "pip in" + "stall 'kvpage[server]'",
+        "/opt/x/bin/pip in" + "stall --upgrade kvpage==1",
+        "then in" + "stall kvpage[cuda]",
+    ],
 )
 def test_the_mention_check_fires(text: str) -> None:
     assert len(forbidden_mentions(text)) == 1
+
+
+@pytest.mark.parametrize("what", [".", "'.[server]'", "dist/kvpage-0.1-py3-none-any.whl", "'FILE.whl[server]'"])
+def test_what_is_installed_from_the_checkout_may_be_mentioned(what: str) -> None:
+    assert forbidden_mentions(f"pip install {what}  # kvpage serve") == []
 
 
 def test_files_and_functions_are_short_or_say_why() -> None:

@@ -15,6 +15,8 @@ FORBIDDEN = {
     "a package registry": re.compile(
         r"py" + r"pi\.org|pythonho" + r"sted\.|download\.py" + r"torch\.|registry\.np" + "m"
     ),
+    # It is on no index: whoever took the name there would be installed, and run as a service.
+    "kvpage as if it were on an index": re.compile(r"(?<!&& )install(?: -[-\w=]+)* ['\"]?kvpage(?=[\[=<>~'\"\s]|$)"),
     "a merge conflict": re.compile(r"^(<{7}|>{7}) ", re.MULTILINE),
 }
 
