@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
@@ -418,6 +419,28 @@ def test_a_token_leaves_the_address_at_once(open_page: Open, site: Site) -> None
     page.get_by_role("link", name="Live").click()
     expect(page.locator("#live-status")).to_contain_text("Connected")
     assert page.url == f"{site.origin}/ui#view=live"
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("wrong", ["\u200b{}", "{}\u00e9", "{}\n{}", "{} {}", "{}\x00"], ids=repr)
+def test_what_can_be_no_token_is_told_and_another_is_taken(open_page: Open, wrong: str) -> None:
+    page = open_page(f"#token={quote(wrong.replace('{}', TOKEN))}&view=live")
+    expect(page.locator("#token-why")).to_contain_text("is no token")
+    expect(page.get_by_role("button", name="Forget the token")).to_be_visible()
+    page.get_by_label("Token of this server").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator("#live-status")).to_contain_text("Connected")
+
+
+def test_a_plan_too_says_that_a_token_is_none(open_page: Open) -> None:
+    page = open_page(f"#token=%E2%80%8B{TOKEN}")
+    expect(page.locator("#plan-view")).to_contain_text("is no token")
+
+
+def test_an_end_of_line_behind_a_token_is_no_part_of_it(open_page: Open) -> None:
+    page = open_page(f"#token={TOKEN}%0A&view=live")
+    expect(page.locator("#live-status")).to_contain_text("Connected")
+    assert page.evaluate("Object.values(sessionStorage)") == [TOKEN]
 
 
 @pytest.mark.sampled(1)

@@ -1,7 +1,8 @@
 // The HTTP API, asked with the token of this tab. Answers of 400 or more are thrown as `Problem`.
-import { token } from "./token.js";
+import { mayBeToken, token } from "./token.js";
 
 const TRIES_WHEN_BUSY = 5;
+const NO_TOKEN = "What was given is no token: it has a space in it, or a character that no token has. Give another under Live.";
 
 export class Problem extends Error {
   constructor(status, code, detail, errors) {
@@ -15,7 +16,11 @@ export class Problem extends Error {
 export async function ask(path, { method = "GET", body = null, signal = null } = {}) {
   const headers = { Accept: "*/*" };
   if (body !== null) headers["Content-Type"] = "application/json";
-  if (token()) headers.Authorization = `Bearer ${token()}`;
+  if (token()) {
+    // `fetch` throws for what no header can carry, as it does where nobody answers.
+    if (!mayBeToken(token())) throw new Problem(401, "unauthorized", NO_TOKEN, []);
+    headers.Authorization = `Bearer ${token()}`;
+  }
   for (let tries = 1; ; tries += 1) {
     const response = await sent(path, { method, body, signal, headers, cache: "no-store", credentials: "omit" });
     if (response.ok) return response;

@@ -4,8 +4,13 @@ const NAME = "kvpage-token";
 
 export const token = () => sessionStorage.getItem(NAME) || "";
 
+/** Printable ASCII without spaces: others no server takes. */
+export const mayBeToken = (text) => /^[!-~]+$/.test(text);
+
+/** Without what is around it: an end of line comes along when a line is copied. */
 export function keepToken(value) {
-  if (value) sessionStorage.setItem(NAME, value);
+  const text = value.trim();
+  if (text) sessionStorage.setItem(NAME, text);
   else sessionStorage.removeItem(NAME);
 }
 
