@@ -198,6 +198,7 @@ def test_what_is_done_with_a_lease_is_as_described() -> None:
     for path, query in (
         ("/v1/pools/{pool_id}", {}), ("/v1/pools/{pool_id}/leases", {}), (lease, {"group": 0}), (tenant, {}),
         ("/v1/pools/{pool_id}/tenants", {}), ("/v1/pools/{pool_id}/contents", {"group": 0}),
+        ("/v1/pools/{pool_id}/block-map", {}),
     ):  # fmt: skip
         do(path, "GET", parts, query=query)
     for method, path in (
