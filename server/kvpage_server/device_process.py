@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from kvpage.wire.credentials import peer_of, pidfd_of
+from kvpage_server.ordinary_file import open_ordinary
 from kvpage_server.settings import Settings
 from kvpage_server.worker_log import open_log
 
@@ -134,7 +135,7 @@ def last_logged_line(settings: Settings, device: str) -> str:
 
 def last_line_of(path: Path) -> str:
     try:
-        with path.open("rb") as log:
+        with open_ordinary(path) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
             lines = log.read().decode("utf-8", "replace").strip().splitlines()
     except OSError:

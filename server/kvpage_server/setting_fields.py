@@ -119,9 +119,9 @@ class Fields(BaseSettings):
     audit_log: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
         default=None, description="File to which every change, with who made it, is appended."
     )
-    rate_limit_per_s: Annotated[float, Setting("a number over 0, at most 1000000", "NUMBER", "--rate-limit")] = Field(
+    rate_limit_per_s: Annotated[float, Setting("a number from 0.001 to 1000000", "NUMBER", "--rate-limit")] = Field(
         default=DEFAULT_RATE_LIMIT_PER_S,
-        gt=0,
+        ge=0.001,
         le=1_000_000,
         description="Requests a second that change something, with each token over TCP.",
     )

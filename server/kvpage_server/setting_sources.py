@@ -14,12 +14,14 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
 from kvpage.errors import SpecInvalid, nearest, shorten
+from kvpage_server.ordinary_file import open_ordinary
 from kvpage_server.setting_fields import ENV_PREFIX, Fields, flag_of, setting_of, variable_of
 from kvpage_server.shown_settings import has_password, may_be_secret, shown
 
 SYSTEM_FILE = Path("/etc/kvpage/kvpage.toml")
 CONFIG_VARIABLE = "KVPAGE_CONFIG"
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES, MAX_LINE_CHARS = 64 << 10, 4096
+"""A key of many dots takes the parser as many steps squared: so lines have a limit too."""
 OTHER_VARIABLES = frozenset({"config", "url", "worker_of_server"})
 """Variables of kvpage that are no settings of a server: without their prefix, in lower case."""
 
@@ -137,7 +139,7 @@ def _exists(path: Path) -> bool:
 def _read(path: Path) -> tuple[dict[str, Any], str]:
     """The checked values of the file, and its text."""
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8")
     except (OSError, ValueError) as error:
@@ -148,14 +150,30 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         ) from None
     if len(content) > MAX_FILE_BYTES:
         raise SpecInvalid(f"the settings file {shorten(str(path))} is longer than {MAX_FILE_BYTES} bytes")
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecInvalid(f"the settings file {shorten(str(path))} is not TOML: {shorten(str(error))}") from None
-    faults = [fault for name, value in values.items() if (fault := _file_fault(name, value, path, text))]
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE_CHARS:
+            raise SpecInvalid(
+                f"{shorten(str(path))}:{number} has {len(line)} characters; a line may have {MAX_LINE_CHARS}, so begin"
+                " a new one between the elements of a list"
+            )
+    values, faults = _parsed(path, text)
     if faults:
         raise _refusal(faults)
     return values, text
+
+
+def _parsed(path: Path, text: str) -> tuple[dict[str, Any], list[str]]:
+    """The values, and what is wrong with them."""
+    try:
+        values = tomllib.loads(text)
+        return values, [fault for name, value in values.items() if (fault := _file_fault(name, value, path, text))]
+    except tomllib.TOMLDecodeError as error:
+        raise SpecInvalid(f"the settings file {shorten(str(path))} is not TOML: {shorten(str(error))}") from None
+    except (ValueError, RecursionError):  # Python writes and reads no integers of over 4300 digits
+        raise SpecInvalid(
+            f"the settings file {shorten(str(path))} has a number with too many digits, or values too deep within"
+            " others, to be read; no setting takes such"
+        ) from None
 
 
 def _file_fault(name: str, value: object, path: Path, text: str) -> str | None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvpage.errors import SpecInvalid, shorten
-from kvpage_server.watched_file import FileState, read_private
+from kvpage_server.watched_file import FileState, read_private, read_public
 
-MAX_KEY_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 logger = logging.getLogger("kvpage.api")
 
 
@@ -30,7 +30,7 @@ class TlsFiles:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        read_private(self.key, "the private key", MAX_KEY_FILE_BYTES)
+        self._check_files()
         try:
             context.load_cert_chain(self.cert, self.key, password="")  # never ask a terminal for one
         except (OSError, ValueError) as error:
@@ -42,6 +42,13 @@ class TlsFiles:
             except (OSError, ValueError) as error:
                 raise _unusable(f"the client CA {_named(self.client_ca)}", error) from error
         return context
+
+    def _check_files(self) -> None:
+        """OpenSSL opens them by name, and would wait for whoever writes to a pipe, or read without an end."""
+        read_private(self.key, "the private key", MAX_FILE_BYTES)
+        read_public(self.cert, "the certificate", MAX_FILE_BYTES)
+        if self.client_ca is not None:
+            read_public(self.client_ca, "the client CA", MAX_FILE_BYTES)
 
 
 class TlsContext:

@@ -1,4 +1,4 @@
-"""Files with secrets that are replaced while the server runs: read only when they are private, noticed when changed."""
+"""Files that are replaced while the server runs: noticed when changed, and secrets read only when they are private."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from kvpage.errors import SpecInvalid, shorten
+from kvpage_server.ordinary_file import open_ordinary
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,24 @@ class FileState:
 
 def read_private(path: Path, what: str, max_bytes: int) -> bytes:
     """Raises `SpecInvalid` unless it is a file of at most so many bytes that not everybody may read or change."""
+    return _read(path, what, max_bytes, is_private=True)
+
+
+def read_public(path: Path, what: str, max_bytes: int) -> bytes:
+    """Raises `SpecInvalid` unless it is a file of at most so many bytes."""
+    return _read(path, what, max_bytes, is_private=False)
+
+
+def _read(path: Path, what: str, max_bytes: int, *, is_private: bool) -> bytes:
     named = f"{what} {shorten(os.fspath(path))}"
     try:
-        with path.open("rb") as file:
+        with open_ordinary(path) as file:
             mode = os.fstat(file.fileno()).st_mode  # of this very file, whatever has the name by now
             content = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SpecInvalid(f"{named} cannot be read: {reason}") from error
-    if mode & 0o007:
+    if is_private and mode & 0o007:
         raise SpecInvalid(f"{named} can be read or changed by everybody; chmod o-rwx it")
     if len(content) > max_bytes:
         raise SpecInvalid(f"{named} has over {max_bytes} bytes, the limit")

@@ -12,7 +12,7 @@ from kvpage.errors import SpecInvalid
 from kvpage_server import setting_sources
 from kvpage_server.setting_fields import Fields, flag_of, setting_of, variable_of
 from kvpage_server.setting_flags import parser_of
-from kvpage_server.setting_sources import MAX_FILE_BYTES, Resolved, resolve
+from kvpage_server.setting_sources import MAX_FILE_BYTES, MAX_LINE_CHARS, Resolved, resolve
 
 
 def read(tmp_path: Path, text: str, environ: dict[str, str] | None = None, **flags: Any) -> Resolved:
@@ -95,9 +95,28 @@ def test_the_file_is_the_one_named_or_else_that_of_the_system(tmp_path: Path) ->
         (lambda path: path.write_bytes(b"\xff"), "not UTF-8"),
         (lambda path: path.write_text("port = \n"), "is not TOML"),
         (lambda path: path.write_text("#" * (MAX_FILE_BYTES + 1)), "longer than"),
-        (lambda path: path.symlink_to("/dev/zero"), "longer than"),
+        (lambda path: path.symlink_to("/dev/zero"), "not an ordinary file"),
+        (os.mkfifo, "not an ordinary file"),
+        (lambda path: path.write_text("port=" + "9" * (MAX_LINE_CHARS + 1)), "a line may have"),
+        (lambda path: path.write_text(".".join("a" * 20_000) + " = 1"), "a line may have"),
+        (lambda path: path.write_text("devices = [\n" + "[\n" * 20_000), "too deep"),
+        (lambda path: path.write_text("port" + ".a" * 1500 + " = 1"), "too deep"),
+        (lambda path: path.write_text("port = 0x" + "f" * 4000), "too many digits"),
     ],
-    ids=["missing", "folder", "binary", "no TOML", "long", "endless"],
+    ids=[
+        "missing",
+        "folder",
+        "binary",
+        "no TOML",
+        "long",
+        "endless",
+        "pipe",
+        "long number",
+        "long key",
+        "deep list",
+        "deep table",
+        "large number",
+    ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, make: Any, reason: str) -> None:
     path = tmp_path / "kvpage.toml"
@@ -138,7 +157,7 @@ def test_a_wrong_value_in_the_file_is_told_with_its_line_and_what_it_takes(
     ("name", "text"),
     [
         ("port", "x"), ("port", "65536"), ("port", "1.5"), ("insecure", "perhaps"), ("adopt_within_s", "1h"),
-        ("adopt_within_s", "3601"), ("rate_limit_per_s", "nan"), ("log_level", "DEBUG"), ("log_format", "xml"),
+        ("adopt_within_s", "3601"), ("rate_limit_per_s", "nan"), ("rate_limit_per_s", "1e-320"), ("log_level", "DEBUG"), ("log_format", "xml"),
         ("host", "http://127.0.0.1"),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -18,7 +19,7 @@ import pytest
 from kvpage.client.http import Client
 from kvpage.errors import DeviceUnavailable, SpecInvalid
 from kvpage_server.intake import IntakeLimits
-from kvpage_server.tls_files import TlsFiles
+from kvpage_server.tls_files import MAX_FILE_BYTES, TlsFiles
 from support import tight_server
 from support.api_service import ApiService, run_refused
 from support.certificates import Authority, Certificate, needs_openssl
@@ -251,9 +252,16 @@ def test_a_replaced_certificate_is_shown_to_the_next_client(tmp_path: Path) -> N
         shutil.copy(authority.sign("another").key, cert.key)
         assert certificate_of(service, context) == second
         assert "stays in use" in service.log()
+        cert.cert.unlink()
+        os.mkfifo(cert.cert)
+        assert certificate_of(service, context) == second
+        assert "not an ordinary file" in service.log()
 
 
-@pytest.mark.parametrize("fault", ["another key", "no certificate", "missing", "public key file", "encrypted", "no ca"])
+@pytest.mark.parametrize(
+    "fault",
+    ["another key", "no certificate", "missing", "public key file", "encrypted", "no ca", "pipe", "ca pipe", "endless"],
+)
 def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path, fault: str) -> None:
     made = authority.sign("faulty")
     cert, key, client_ca = made.cert, made.key, None
@@ -270,11 +278,20 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
         key = tmp_path / "encrypted.key"
         key.touch(mode=0o600)
         key.write_text(text)
+    elif fault == "pipe":
+        cert = tmp_path / "pipe.pem"
+        os.mkfifo(cert)
+    elif fault == "ca pipe":
+        client_ca = tmp_path / "pipe.pem"
+        os.mkfifo(client_ca)
+    elif fault == "endless":
+        cert = tmp_path / "endless.pem"
+        cert.write_bytes(b"\n" * (MAX_FILE_BYTES + 1))
     else:
         client_ca = key
     with pytest.raises(SpecInvalid) as refused:
         TlsFiles(cert=cert, key=key, client_ca=client_ca).context()
-    assert any(str(path) in refused.value.message for path in (cert, key))
+    assert any(str(path) in refused.value.message for path in (cert, key, client_ca))
 
 
 def test_a_server_does_not_start_with_files_that_cannot_be_used(run_dir: Path, authority: Authority) -> None:

@@ -129,7 +129,7 @@ def test_a_file_that_is_written_to_in_place_is_noticed_too(tmp_path: Path) -> No
     assert file.find(TOKEN.encode()) is None
 
 
-@pytest.mark.parametrize("fault", ["emptied", "wrong", "gone", "public"])
+@pytest.mark.parametrize("fault", ["emptied", "wrong", "gone", "public", "pipe"])
 def test_a_faulty_file_changes_nothing_but_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
@@ -139,6 +139,9 @@ def test_a_faulty_file_changes_nothing_but_the_log(
         path.unlink()
     elif fault == "public":
         path.chmod(0o644)
+    elif fault == "pipe":
+        path.unlink()
+        os.mkfifo(path, 0o600)
     else:
         token_file(tmp_path, "" if fault == "emptied" else f"nonsense a {TOKEN}")
     for _ in range(3):

@@ -13,7 +13,7 @@ import pytest
 
 from kvpage.errors import PermissionDenied
 from kvpage.run_directory import RunDirectory
-from kvpage_server.device_process import WatchedProcess
+from kvpage_server.device_process import WatchedProcess, last_line_of
 from kvpage_server.settings import Settings
 from kvpage_server.worker_log import MAX_LOG_BYTES, StartReport, open_log
 from support.api_service import run_refused
