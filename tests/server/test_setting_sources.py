@@ -157,7 +157,8 @@ def test_a_wrong_value_in_the_file_is_told_with_its_line_and_what_it_takes(
     ("name", "text"),
     [
         ("port", "x"), ("port", "65536"), ("port", "1.5"), ("insecure", "perhaps"), ("adopt_within_s", "1h"),
-        ("adopt_within_s", "3601"), ("rate_limit_per_s", "nan"), ("rate_limit_per_s", "1e-320"), ("log_level", "DEBUG"), ("log_format", "xml"),
+        ("adopt_within_s", "3601"), ("rate_limit_per_s", "nan"),
+        ("rate_limit_per_s", "1e-320"), ("log_level", "DEBUG"), ("log_format", "xml"),
         ("host", "http://127.0.0.1"),
     ],
 )  # fmt: skip

@@ -112,6 +112,7 @@ async def test_only_a_regular_file_is_a_log(run_dir: Path, make: Callable[[Path]
     make(path)
     with pytest.raises(PermissionDenied, match="not a regular file"):
         WatchedProcess.start(Settings(run_directory=RunDirectory(run_dir)), "host")
+    assert last_line_of(path) == "(none)"  # and waits for nobody
     assert not (run_dir / "elsewhere").exists()
 
 
