@@ -85,11 +85,16 @@ class Change:
     async def begin(self) -> None:
         """Raises `AuditUnavailable` where nothing may be done."""
         try:
+            self._log.check_moving()
+        except KvpageError:
+            self._is_ended = True
+            raise
+        try:
             await self._log.intend(_line("begin", self._facts))
         except KvpageError as error:
             self._is_ended = True  # the first line may have come to the disk too late
             outcome = {"status": error.http_status, "code": error.code}
-            self._log.add(_line("end", {**self._facts, **outcome}), is_owed=False)
+            self._log.add(_line("end", {**self._facts, **outcome}), is_owed=False, follows_intent=True)
             raise
         self._is_begun = True
 

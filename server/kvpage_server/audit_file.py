@@ -81,6 +81,11 @@ def _check_ours(path: Path, status: os.stat_result) -> None:
     named = f"the audit log {shorten(os.fspath(path))}"
     if not stat.S_ISREG(status.st_mode):
         raise PermissionDenied(f"{named} is not an ordinary file; give the name of one, or of none yet")
+    if status.st_uid != os.geteuid():
+        raise PermissionDenied(
+            f"{named} belongs to user {status.st_uid}, who could change it; chown it to {os.geteuid()}, as whom the"
+            " server runs"
+        )
     if status.st_mode & 0o022:
         raise PermissionDenied(
             f"{named} has mode {stat.S_IMODE(status.st_mode):04o}: others may write to it; chmod go-w it"

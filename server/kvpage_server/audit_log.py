@@ -21,6 +21,8 @@ from kvpage_server.audit_file import AuditFile
 
 PATIENCE_S = 5.0
 """How long a request waits for its record before it is refused."""
+MAX_WAITING = 4096
+"""Records on their way, beyond which only what is owed is taken: a disk that does not answer must not fill memory."""
 _AGAIN_S = 1.0
 _CLOSE_S = 5.0
 logger = logging.getLogger("kvpage.api")
@@ -58,11 +60,15 @@ class AuditLog:
         self._arrived: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._owed: deque[_Entry] = deque()  # the thread's; as many as requests were being served when the disk filled
         self._is_failing = False  # the thread's
+        self._is_late = False
+        """A record was not written in time, and nothing was since."""
         self._thread = threading.Thread(target=self._write_all, name="audit-log", daemon=True)
         self._thread.start()
 
     async def intend(self, line: bytes) -> None:
-        """Return when the record is on the disk. Raises `AuditUnavailable` when it cannot be put there."""
+        """Return when the record is on the disk. Raises `AuditUnavailable` when it cannot be put there; first ask
+        `check_moving`.
+        """
         entry = _Entry(line, is_owed=False, written=asyncio.get_running_loop().create_future())
         self._arrived.put(entry)
         assert entry.written is not None
@@ -70,13 +76,25 @@ class AuditLog:
             async with asyncio.timeout(PATIENCE_S):
                 await entry.written
         except TimeoutError:
+            self._is_late = True
             raise _unavailable(f"it was not written within {PATIENCE_S:g} s") from None
         except (OSError, KvpageError) as error:
             raise _unavailable(_reason(error)) from error
 
-    def add(self, line: bytes, *, is_owed: bool) -> None:
-        """Have it written, and wait for nothing. `is_owed`: kept until it can be; else dropped when it cannot."""
-        self._arrived.put(_Entry(line, is_owed))
+    def check_moving(self) -> None:
+        """Raises `AuditUnavailable` at once while the disk does not answer; then there is nothing to add either."""
+        if self._stands_still():
+            raise _unavailable("records before it wait for the disk, which does not answer")
+
+    def add(self, line: bytes, *, is_owed: bool, follows_intent: bool = False) -> None:
+        """Have it written, and wait for nothing. `is_owed`: kept until it can be; else dropped when it cannot.
+        `follows_intent`: says what came of a record that may be written yet.
+        """
+        if is_owed or follows_intent or not self._stands_still():
+            self._arrived.put(_Entry(line, is_owed))
+
+    def _stands_still(self) -> bool:
+        return self._is_late or self._arrived.qsize() >= MAX_WAITING
 
     def close(self) -> None:
         """Write what is owed if it can be written now. May be called twice; waits a bounded time for a disk."""
@@ -120,6 +138,7 @@ class AuditLog:
                 self._put_off(entry, error)
         if written:
             error = self._sync(written) or error
+        self._is_late = False
         self._tell_once(error)
 
     def _failure(self, entry: _Entry) -> Exception | None:

@@ -177,6 +177,19 @@ def test_what_cannot_be_a_log_is_refused_at_once(
         AuditFile(path)
 
 
+def test_a_log_that_belongs_to_somebody_else_is_refused(
+    file: AuditFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(PermissionDenied, match=f"belongs to user {owner}"):
+        AuditFile(path)
+    path.rename(path.with_name("rotated"))
+    path.touch(mode=0o600)
+    with pytest.raises(PermissionDenied, match=f"belongs to user {owner}"):
+        file.append(b"one")
+
+
 def test_a_link_put_in_its_place_is_not_followed(file: AuditFile, path: Path) -> None:
     path.unlink()
     _link(path)
@@ -269,6 +282,47 @@ async def test_a_disk_that_does_not_answer_refuses_too(log: AuditLog, monkeypatc
     with pytest.raises(AuditUnavailable, match="within"):
         await log.intend(b"one")
     answers.set()
+
+
+@asynchronous
+async def test_while_a_disk_does_not_answer_nothing_is_kept_but_what_is_owed(
+    log: AuditLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda fd: answers.wait())
+    monkeypatch.setattr(audit_log, "PATIENCE_S", 0.05)
+    log.check_moving()
+    with pytest.raises(AuditUnavailable, match="within"):
+        await log.intend(b"late")
+    with pytest.raises(AuditUnavailable, match="does not answer"):
+        log.check_moving()
+    log.add(b"refused", is_owed=False)
+    log.add(b"outcome of late", is_owed=False, follows_intent=True)
+    log.add(b"owed", is_owed=True)
+    answers.set()
+    until(lambda: path.read_bytes() == b"late\noutcome of late\nowed\n")
+    until(lambda: not log._is_late)
+    log.check_moving()
+    await log.intend(b"next")
+
+
+def test_records_that_nobody_waits_for_are_bounded_too(
+    log: AuditLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def answer_late(_fd: int) -> None:
+        asked.set()
+        answers.wait()
+
+    monkeypatch.setattr(os, "fdatasync", answer_late)
+    log.add(b"0", is_owed=False)
+    assert asked.wait(60)
+    for _ in range(audit_log.MAX_WAITING + 10):
+        log.add(b"1", is_owed=False)
+    answers.set()
+    log.close()
+    assert path.read_bytes().split() == [b"0"] + [b"1"] * audit_log.MAX_WAITING
 
 
 @asynchronous
