@@ -184,6 +184,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """This layout first, then others that a search found; none for strategy unify."""
     rejected: tuple[RejectedStrategy, ...] = ()
     """What strategy auto weighed and did not take."""
+    notes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """What was assumed of the request's `model` because its config leaves it out. Not there where nothing was."""
 
     def to_json(self) -> bytes:
         """The whole plan as JSON."""
@@ -215,15 +217,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     def computed_id(self) -> str:
         """sha256 of the canonical plan: its JSON with sorted keys, `plan_id` and reasons empty, without what the search
-        says of itself: `efficiency`, `front`, `rejected`."""
+        says of itself: `efficiency`, `front`, `rejected`; and without `notes`."""
         layers = {name: msgspec.structs.replace(layer, reason="") for name, layer in self.layers.items()}
         return canonical_id(msgspec.structs.replace(self.bare(), layers=layers, plan_id=""))
 
     def bare(self) -> Self:
-        """Without what its search says of itself: one plan may answer several requests."""
-        if self.efficiency is None and not self.front and not self.rejected:
+        """Without what its search says of itself, and notes of a model: one plan may answer several requests."""
+        if self.efficiency is None and not (self.front or self.rejected or self.notes):
             return self
-        return msgspec.structs.replace(self, efficiency=None, front=(), rejected=())
+        return msgspec.structs.replace(self, efficiency=None, front=(), rejected=(), notes=msgspec.UNSET)
 
 
 _ENCODER = msgspec.json.Encoder()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvpage.errors import FieldError, SpecInvalid
-from kvpage.models.entry import SCHEMA, entry_layers
+from kvpage.models.entry import SCHEMA, entry_layers, looks_like_config
 from kvpage.models.model import ModelLayers
 
 FIELD = "model"
@@ -20,13 +20,30 @@ def with_model_layers(request: object) -> object:
     given) and `align_hybrid` for recurrent states beside attention. Raises as `entry_layers` does, with pointers into
     the request.
     """
+    return written_out(request)[0]
+
+
+def written_out(request: object) -> tuple[object, tuple[str, ...]]:
+    """The same, and what was assumed of the model. Raises `SpecInvalid` where the request is a model's config itself."""
     if not isinstance(request, Mapping) or FIELD not in request:
-        return request
+        _refuse_config(request)
+        return request, ()
     rest = {name: value for name, value in request.items() if name != FIELD}
     if request[FIELD] is None:
-        return rest
+        return rest, ()
     check_alone(request)
-    return rest | said_by(entry_layers(request[FIELD], at=_AT), rest)
+    model = entry_layers(request[FIELD], at=_AT)
+    return rest | said_by(model, rest), model.notes
+
+
+def _refuse_config(request: object) -> None:
+    """Who has a config.json at hand gives it in the place of a request, and no field of the two is the same."""
+    if isinstance(request, Mapping) and looks_like_config(request) and not {"layers", "ranks"} & request.keys():
+        detail = (
+            'this looks like a model\'s config.json, not like a plan request: give it as `model`, {"model": {"config": '
+            '{…}}, "strategy": "auto", "memory_bytes": …}, or plan it with `kvpage plan --model FILE --memory 40GiB`'
+        )
+        raise SpecInvalid(detail, errors=[FieldError("", detail)])
 
 
 def check_alone(request: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ def plan(
         said = {"strategy": strategy, "allocator": allocator, "ranks": "all" if all_ranks else None}
         request |= {name: value for name, value in said.items() if value is not None}
     answer(request, as_json=as_json, svg=svg, comparing=comparing, all_layers=all_layers)
-    if model is not None:
+    if isinstance(request, dict) and request.get("model") is not None:
         of.print_notes(request)
 
 

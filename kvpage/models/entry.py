@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvpage.models.config import MAX_MODEL_LAYERS, Config
@@ -53,9 +54,16 @@ SCHEMA: dict[str, Any] = {
 """JSON schema of such an object."""
 
 
+def looks_like_config(values: Mapping[object, object]) -> bool:
+    """True for what is a model's config.json and no request or entry of ours."""
+    return "model_type" in values or "architectures" in values
+
+
 def entry_layers(entry: object, *, at: str = "") -> ModelLayers:
     """The layers of the model that `entry` names, found at JSON pointer `at`. Raises as `model_layers` does."""
     fields = Config(values={"entry": entry}, at=at).as_child("", entry)
+    if "config" not in fields.values and looks_like_config(fields.values):
+        raise fields.fault("", "this looks like a model's config.json itself; it belongs into `config` of this object")
     options = {name: value for name, value in fields.values.items() if name not in ("config", "draft")}
     asked = as_options(options, at=at)
     target = model_layers(fields.required_child("config").values, asked, at=f"{at}/config")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from kvpage.errors import FieldError, NotEnoughMemory, SpecInvalid
 from kvpage.layers import Layer
 from kvpage.planner.addressing import most_slabs
@@ -16,6 +18,7 @@ from kvpage.planner.strategies import group_by_strategy
 from kvpage.plans import Plan
 from kvpage.request import PlanRequest
 from kvpage.request_faults import faults_at_model
+from kvpage.request_model import written_out
 from kvpage.specs import MAX_BYTES
 
 NULL_BLOCKS = 1  # block 0 is never handed out
@@ -28,7 +31,9 @@ def plan(request: Mapping[str, Any] | PlanRequest) -> Plan:
     `CannotUnify` and `LayoutUnsupported` where the layers' pages cannot live together, `NotEnoughMemory`.
     """
     with faults_at_model(request):
-        return _plan(PlanRequest.parse(request))
+        written, notes = written_out(request)
+        found = _plan(PlanRequest.parse(written))
+    return msgspec.structs.replace(found, notes=notes) if notes else found
 
 
 def _plan(parsed: PlanRequest) -> Plan:

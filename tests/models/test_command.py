@@ -83,6 +83,8 @@ def test_what_was_assumed_is_said_beside_the_plan(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         ((), "one of the two"),
+        (("{folder}/config.json",), "kvpage plan --model FILE"),
+        (("{folder}/config.json", "--compare"), "kvpage plan --model FILE"),
         (("request.json", "--model", "."), "one of the two"),
         (("--model", "nowhere", "--memory", "1GiB"), "not downloaded"),
         (("--model", "{folder}"), "--memory is missing"),

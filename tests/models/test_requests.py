@@ -24,7 +24,21 @@ def request(name: str, *, memory_bytes: int | None = GIB40, more: dict[str, Any]
 def test_a_model_is_planned_as_its_layers_are() -> None:
     written = {"layers": list(read_model(config("gpt-oss-120b")).layers), "strategy": "unify"}
     plan = kvpage.plan(written | {"memory_bytes": GIB40, "max_model_len": 131_072})
-    assert kvpage.plan(request("gpt-oss-120b")) == plan
+    of_model = kvpage.plan(request("gpt-oss-120b"))
+    assert of_model.bare() == plan.bare() and of_model.plan_id == plan.plan_id
+    assert list(of_model.layers) == list(plan.layers)
+
+
+def test_what_was_assumed_of_a_model_stands_in_its_plan_and_changes_neither_id_nor_bare_plan() -> None:
+    plan = kvpage.plan(request("gpt-oss-120b"))
+    assert plan.notes == read_model(config("gpt-oss-120b")).notes
+    assert plan.plan_id == plan.computed_id() == plan.bare().computed_id()
+    assert b"notes" not in plan.bare().to_json()
+    assert kvpage.Plan.from_json(plan.to_json()) == plan
+    nothing_assumed = kvpage.plan(request("llama-3.1-8b"))
+    assert not nothing_assumed.notes
+    assert nothing_assumed.bare() is nothing_assumed
+    assert b"notes" not in nothing_assumed.to_json()
 
 
 def test_a_hybrid_is_aligned_unless_the_request_says_otherwise() -> None:
@@ -61,7 +75,6 @@ FAULTS: list[tuple[Any, str]] = [
     ({"model": {"config": config("llama-3.1-8b", num_key_value_heads=0)}}, "/model/config/num_key_value_heads"),
     ({"model": {"config": config("llama-3.1-8b"), "tp": 0}}, "/model/tp"),
     ({"model": {"config": config("llama-3.1-8b"), "tp": 3}}, "/model/tp"),
-    ({"model": {"config": config("llama-3.1-8b"), "tp": 16}}, "/model/tp"),
     ({"model": {"config": config("llama-3.1-8b", num_key_value_heads=6), "tp": 4}}, "/model/tp"),
     ({"model": {"config": config("llama-3.1-8b"), "pp": 40}}, "/model/pp"),
     ({"model": {"config": config("nemotron-h-8b"), "tp": 3}}, "/model/tp"),
@@ -80,6 +93,7 @@ FAULTS: list[tuple[Any, str]] = [
     ({"model": {"config": config("llama-3.1-8b")}, "layers": []}, "/model"),
     ({"model": {"config": config("llama-3.1-8b")}, "kv_cache_layout": "XYZ"}, "/kv_cache_layout"),
     ({"model": None}, "/layers"),
+    ({"model": config("llama-3.1-8b")}, "/model"),
 ]
 
 
@@ -93,7 +107,7 @@ def test_faults_point_into_the_request_as_it_was_sent(changes: Any, pointer: str
 
 @pytest.mark.parametrize("strategy", ["auto", "unify", "slab"])
 def test_what_is_wrong_with_all_layers_is_told_once_and_names_none_that_the_caller_did_not_write(strategy: str) -> None:
-    for options in ({"kv_dtype": "fp8_ds_mla"}, {"backend": "flashmla"}, {"block_size": 7, "backend": "flash_attn"}):
+    for options in ({"kv_dtype": "fp8_ds_mla"}, {"backend": "flashmla"}):
         with pytest.raises(SpecInvalid) as caught:
             kvpage.plan(request("llama-3.1-8b", **options) | {"strategy": strategy})
         assert len(caught.value.errors) == 1
@@ -105,6 +119,15 @@ def test_layers_that_are_sound_and_do_not_go_together_are_a_fault_of_the_model()
     with pytest.raises(SpecInvalid) as caught:
         kvpage.plan(request("gemma-3-27b", backend="cpu_attn") | {"strategy": "slab"})
     assert {fault.pointer for fault in caught.value.errors} == {"/model"}
+
+
+@pytest.mark.parametrize("more", [{}, {"strategy": "auto"}, {"memory_bytes": GIB40, "strategy": "unify"}])
+def test_a_config_in_the_place_of_a_request_is_told_where_it_belongs(more: dict[str, Any]) -> None:
+    with pytest.raises(SpecInvalid) as caught:
+        kvpage.plan(config("llama-3.1-8b") | more)
+    assert "a model's config.json" in caught.value.message
+    assert "--model" in caught.value.message
+    assert len(caught.value.errors) == 1
 
 
 def test_the_kind_of_a_fault_is_kept() -> None:
