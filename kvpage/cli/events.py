@@ -10,7 +10,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ from kvpage.exit_status import FAILED, TRY_AGAIN, error_json
 if TYPE_CHECKING:
     from kvpage.client.events import Event
     from kvpage.client.http import Client
+    from kvpage.client.resources import Pool
 
 KINDS = ("stored", "removed", "missed", "pool")
 _HASHES_SHOWN = 2
@@ -35,7 +36,7 @@ _HASH_CHARS = 12
 EXAMPLES = examples(
     "kvpage events --kind pool",
     "kvpage events --pool mimo --json --timeout 60",
-    "kvpage events --pool mimo --kind pool --count 1 --timeout 300",
+    "kvpage events --pool mimo --kind pool --changes --count 1 --timeout 300",
 )
 
 
@@ -54,8 +55,12 @@ def events(
     ] = None,
     after: Annotated[
         str | None,
-        typer.Option("--last-event-id", "--since", metavar="ID", help="Begin after this event, not with the next one."),
+        typer.Option("--last-event-id", "--since", metavar="ID",
+                     help="Go on after this event. Left out: begin with the pools that there are."),
     ] = None,
+    is_of_changes: Annotated[
+        bool, typer.Option("--changes", help="Leave out the states that pools have when it begins.")
+    ] = False,
     count: Annotated[
         int | None, typer.Option("--count", min=1, metavar="N", help="End after so many events.")
     ] = None,
@@ -70,14 +75,17 @@ def events(
     Exit status 75 when the time is over before --count events came, or when the service stays away for 30 s.
     """
     wanted = _checked_kinds(kinds)
+    if is_of_changes and after is not None:
+        raise SpecInvalid("--since goes on after an event, and --changes begins now: give one of the two")
     pool_id = None if pool is None else find(client, pool, None).id
     if pool_id is None:
         client.devices()  # a service that is not there is said now, not after the time for one that is restarted
+    standing = _Standing(client.pools() if is_of_changes else ())  # before the stream, so that no change is between
     printer = _Printer(as_json=as_json)
     left = count
     with Ending().within(), _ends_with_its_reader(), _time_is_over_after(timeout_s) as clock:
         for event in client.events(pool_id, after=after, on_loss=printer.lost):
-            if wanted and event.kind not in wanted:
+            if standing.has(event) or (wanted and event.kind not in wanted):
                 continue
             printer.print(event)
             left = None if left is None else left - 1
@@ -93,6 +101,20 @@ def _checked_kinds(kinds: list[str] | None) -> frozenset[str]:
         if kind not in KINDS:
             raise SpecInvalid(f"--kind {shorten(kind)!r} is none of {', '.join(KINDS)}{nearest(kind, KINDS)}")
     return frozenset(kinds or ())
+
+
+class _Standing:
+    """The states of pools when it begins: a stream tells them first, and they are no news."""
+
+    def __init__(self, pools: Iterable[Pool]) -> None:
+        self._states = {pool.id: pool.state for pool in pools}
+
+    def has(self, event: Event) -> bool:
+        """Whether that is all that the event says. What a pool is told of next is news, whatever it is."""
+        if event.kind != "pool":
+            return False
+        data = msgspec.to_builtins(event.data)
+        return self._states.pop(data["pool_id"], None) == data["state"]
 
 
 class _Printer:

@@ -9,12 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kvpage
-from kvpage.exit_status import DONE, FAILED, INTERRUPTED, TERMINATED, TRY_AGAIN
+from kvpage.cli.events import _Standing
+from kvpage.client.block_resources import MissedEvents, PoolEvent
+from kvpage.client.events import Event
+from kvpage.exit_status import DONE, FAILED, INTERRUPTED, TERMINATED, TRY_AGAIN, WRONG_INPUT
 from support.api_service import ApiService
 from support.command_line import COMMAND, run_here
 from support.leaks import leak_guard
@@ -62,6 +66,36 @@ def test_a_pool_is_told_in_a_line_that_people_read(where: tuple[str, str]) -> No
     assert (done.returncode, done.stderr) == (DONE, "")
     assert done.stdout.split()[1] == "pool"
     assert done.stdout.endswith(" mimo on host: ready\n")
+
+
+def test_with_changes_only_what_is_new_is_told(service: ApiService, where: tuple[str, str]) -> None:
+    """The state that a pool has when it begins is none, and its next one is."""
+    waiting = ("--pool", "mimo", "--kind", "pool", "--changes", "--count", "1", "--timeout", "1.5")
+    done = run_here("events", *waiting, *where)
+    assert (done.returncode, done.stdout, done.stderr) == (TRY_AGAIN, "", "")
+    with (
+        service.client() as client,
+        following("--kind", "pool", "--changes", "--count", "1", "--json", *where) as program,
+    ):
+        while program.poll() is None:  # again and again: nobody tells when it has begun
+            client.delete_pool(client.create_pool(REQUEST, name="new").id)
+        assert next_event(program)["data"]["name"] == "new"
+        assert program.returncode == DONE
+
+
+def test_changes_and_an_event_to_go_on_after_exclude_each_other(where: tuple[str, str]) -> None:
+    done = run_here("events", "--changes", "--since", "x", *where)
+    assert done.returncode == WRONG_INPUT
+    assert "--changes" in done.stderr
+
+
+@pytest.mark.parametrize(("then", "is_old"), [("ready", True), ("deleting", False)])
+def test_only_the_state_that_was_there_is_old_and_only_once(then: str, is_old: bool) -> None:
+    standing = _Standing([SimpleNamespace(id="pool-1", state="ready")])  # type: ignore[list-item]
+    data = PoolEvent(pool_id="pool-1", name="mimo", device="host", state=then)
+    event = Event(kind="pool", data=data, id="x")
+    assert [standing.has(event), standing.has(event)] == [is_old, False]
+    assert not standing.has(Event(kind="missed", data=MissedEvents(pool_id="pool-1"), id="y"))
 
 
 def test_contents_are_told_as_json_and_one_goes_on_after_an_event(where: tuple[str, str]) -> None:
