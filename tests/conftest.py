@@ -67,6 +67,7 @@ def isolate_environment() -> None:
 
 
 LONGEST_FIRST = (
+    "fleet/test_cluster.py",
     "ui/test_page.py",
     "pages/test_leased_crash.py",
     "server/test_kill_matrix.py",

@@ -29,8 +29,10 @@ WITHOUT_JSON = {
 PASSED_ON = {"serve", "worker", "config"}
 """To the server, which reads their options."""
 SERVICE_OPTIONS = ["--url", "--token-file", "--ca-file", "--run-dir"]
-WITHOUT_SERVICE = {"plan", "simulate", "version", "doctor", "demo", *PASSED_ON}
+OF_FLEET = {"fleet up", "fleet plan", "fleet status", "fleet down"}
+WITHOUT_SERVICE = {"plan", "simulate", "version", "doctor", "demo", *OF_FLEET, *PASSED_ON}
 NOT_RUN = {
+    "fleet": "needs a Ray cluster; tests/fleet runs it",
     "demo": "takes long; tests/cli/test_demo.py runs it",
     "doctor": "takes long; tests/doctor runs it",
     "serve": "goes on; what tests start as a service is the same program",

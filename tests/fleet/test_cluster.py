@@ -136,6 +136,14 @@ def test_a_plan_that_fails_names_the_node_and_the_reason(facts: Facts) -> None:
     assert facts["abort"]["coordinator died"] == ["reserving"]
 
 
+def test_a_server_that_joins_the_cluster_is_its_head(facts: Facts) -> None:
+    assert facts["head"]["nodes"] == ["a ready", "b ready", "c ready"]
+    assert facts["head"]["plan"] == "ready"
+    assert facts["head"]["plans"] == ["by-http", "mimo"]
+    assert facts["head"]["left"] is None
+    assert facts["head"]["status"] == -signal.SIGTERM
+
+
 def test_a_new_allocator_finds_the_pools_of_the_one_that_died(facts: Facts) -> None:
     assert facts["allocator"]["same pools"] is True
 

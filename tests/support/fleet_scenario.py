@@ -26,13 +26,14 @@ from ray.cluster_utils import Cluster
 
 from kvpage.client.fleet_resources import Fleet, Place
 from kvpage.client.http import Client
-from kvpage.errors import KvpageError
+from kvpage.errors import DeviceUnavailable, KvpageError
 from kvpage.fleet import messages, ray_cluster
 from kvpage.fleet.attach import attach
 from kvpage.fleet.coordinator import Coordinator
 from kvpage.fleet.manager import FleetManager
 from kvpage.fleet.messages import Answer, Message
 from kvpage.fleet.ray_cluster import RayTransport
+from support.api_service import ApiService
 from support.eventually import until
 
 NODES = ("a", "b", "c")
@@ -188,6 +189,7 @@ class Scenario:
         self.plan()
         self.refuse_attaching()
         self.abort()
+        self.serve()
         engine = self.engine("a", 0)
         engine.buffer.fill_(7)
         self.replace_allocator()
@@ -239,6 +241,17 @@ class Scenario:
             heir = Coordinator(self.transport, new_id=ray_cluster.new_id, reservation_ttl_s=0)
             facts["mended by its heir"] = heir.mend()
             facts["after its death"] = self.kept()
+
+    def serve(self) -> None:
+        """A head on this machine, with no worker of its own."""
+        with self.step("head") as facts:
+            asked = ("--external-workers", "--fleet", self.machines.address)
+            with ApiService(self.machines.run_dir("h"), *asked, wait_ready=False) as head, head.client() as client:
+                facts["nodes"] = until(lambda: nodes_seen_by(client))
+                facts["plan"] = client.create_fleet_plan(SMALL, name="by-http", places=PLACES).state
+                facts["plans"] = sorted(plan.name for plan in client.fleet().plans)
+                facts["left"] = client.delete_fleet_plan("by-http")
+                facts["status"] = head.terminate()
 
     def coordinator(self, before: Any) -> Coordinator:
         return Coordinator(Interposed(self.transport, before), new_id=ray_cluster.new_id)
@@ -299,6 +312,14 @@ class Scenario:
         except KvpageError as error:
             return [error.code, error.message]
         return []
+
+
+def nodes_seen_by(client: Client) -> list[str] | None:
+    """None until it serves, and has joined the cluster."""
+    try:
+        return [f"{node.name} {node.state}" for node in client.fleet().nodes]
+    except DeviceUnavailable:
+        return None
 
 
 def undo_first(transport: RayTransport, questions: Mapping[str, Message]) -> None:
