@@ -125,7 +125,10 @@ class Coordinator:
         found = self._same(request, name, view)
         if found is not None:
             return found
-        record = plan_fleet(request, plan_id=self._new_id(), name=name, reports=_able(view), places=places)
+        reports = _able(view)
+        if not reports:
+            raise DeviceUnavailable(f"no node of the fleet can take a rank: {_why_none(view)}")
+        record = plan_fleet(request, plan_id=self._new_id(), name=name, reports=reports, places=places)
         with self._transport.admitted(record.nodes, timeout_s=ADMISSION_TIMEOUT_S):
             self._reserve(record)
             self._commit(record)
@@ -260,6 +263,11 @@ def _listed(faults: Mapping[str, KvpageError]) -> str:
 def _able(view: FleetView) -> dict[str, NodeReport]:
     """Nodes that can take new ranks."""
     return {name: report for name, report in view.reports.items() if not report.fault}
+
+
+def _why_none(view: FleetView) -> str:
+    faults = view.silent | {name: report.fault for name, report in view.reports.items()}
+    return "; ".join(f"node {name}: {fault}" for name, fault in faults.items()) or "`kvpage fleet up` starts allocators"
 
 
 def _was_refused(error: KvpageError) -> bool:

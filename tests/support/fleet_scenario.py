@@ -51,9 +51,10 @@ REQUEST = {
 SMALL = REQUEST | {"num_blocks": 4}
 LARGE = REQUEST | {"num_blocks": 400}  # what is left has room for it on a and c, not on b
 PLACES = [Place(node=name, device="host") for name in NODES]
+# Of who is killed, at once; of who is slow on a busy machine, not at all.
 QUICK_DEATHS = {
-    "health_check_initial_delay_ms": 0, "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3,
+    "health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 30_000, "health_check_failure_threshold": 4,
 }  # fmt: skip
 
 
