@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvpage.errors import FieldError, SpecInvalid
@@ -24,7 +24,8 @@ def with_model_layers(request: object) -> object:
 
 
 def written_out(request: object) -> tuple[object, tuple[str, ...]]:
-    """The same, and what was assumed of the model. Raises `SpecInvalid` where the request is a model's config itself."""
+    """The same, and what was assumed of the model, or is worth a word. Raises `SpecInvalid` where the request is a
+    model's config itself."""
     if not isinstance(request, Mapping) or FIELD not in request:
         _refuse_config(request)
         return request, ()
@@ -33,7 +34,13 @@ def written_out(request: object) -> tuple[object, tuple[str, ...]]:
         return rest, ()
     check_alone(request)
     model = entry_layers(request[FIELD], at=_AT)
-    return rest | said_by(model, rest), model.notes
+    return rest | said_by(model, rest), (*model.notes, *_beyond(rest, model))
+
+
+def _beyond(rest: Mapping[str, Any], model: ModelLayers) -> Iterator[str]:
+    asked, most = rest.get("max_model_len"), model.max_model_len
+    if isinstance(asked, int) and most is not None and asked > most:
+        yield f"max_model_len {asked} is more than the {most} tokens that the model is made for"
 
 
 def _refuse_config(request: object) -> None:

@@ -128,8 +128,8 @@ def _of_model(typed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_notes(request: dict[str, Any]) -> None:
-    """What was assumed of the model, on standard error: it is no part of the plan."""
-    from kvpage.models.entry import entry_layers
+    """What was assumed of the model, on standard error: it is no part of the layout."""
+    from kvpage.request_model import written_out
 
-    for note in entry_layers(request["model"], at="/model").notes:
+    for note in written_out(request)[1]:
         typer.echo(f"note: {note}", err=True)

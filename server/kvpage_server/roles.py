@@ -64,6 +64,7 @@ RULES: dict[str, Rule] = {
     "errors": _OPEN,
     "openapi": _OPEN,
     "get_root": _OPEN,  # the web page: files that are the same for everybody
+    "get_slash": _OPEN,
     "get_page": _OPEN,
     "get_file": _OPEN,
     "list_devices": _OPEN,

@@ -50,7 +50,10 @@ def add_routes(app: FastAPI) -> None:
     async def get_root(request: Request) -> Response:
         return RedirectResponse("ui", headers=STATIC_HEADERS)
 
-    for path, endpoint in (("/", get_root), ("/ui", get_page), ("/ui/{name}", get_file)):
+    async def get_slash(request: Request) -> Response:
+        return RedirectResponse("../ui", headers=STATIC_HEADERS)  # relative: a proxy may have put a path before it
+
+    for path, endpoint in (("/", get_root), ("/ui", get_page), ("/ui/", get_slash), ("/ui/{name}", get_file)):
         app.add_api_route(path, endpoint, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
 
 

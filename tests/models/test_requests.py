@@ -25,7 +25,8 @@ def test_a_model_is_planned_as_its_layers_are() -> None:
     written = {"layers": list(read_model(config("gpt-oss-120b")).layers), "strategy": "unify"}
     plan = kvpage.plan(written | {"memory_bytes": GIB40, "max_model_len": 131_072})
     of_model = kvpage.plan(request("gpt-oss-120b"))
-    assert of_model.bare() == plan.bare() and of_model.plan_id == plan.plan_id
+    assert of_model.bare() == plan.bare()
+    assert of_model.plan_id == plan.plan_id
     assert list(of_model.layers) == list(plan.layers)
 
 
@@ -35,6 +36,8 @@ def test_what_was_assumed_of_a_model_stands_in_its_plan_and_changes_neither_id_n
     assert plan.plan_id == plan.computed_id() == plan.bare().computed_id()
     assert b"notes" not in plan.bare().to_json()
     assert kvpage.Plan.from_json(plan.to_json()) == plan
+    longer = kvpage.plan(request("llama-3.1-8b", more={"max_model_len": 200_000}))
+    assert longer.notes == ("max_model_len 200000 is more than the 131072 tokens that the model is made for",)
     nothing_assumed = kvpage.plan(request("llama-3.1-8b"))
     assert not nothing_assumed.notes
     assert nothing_assumed.bare() is nothing_assumed

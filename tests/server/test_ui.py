@@ -47,8 +47,9 @@ async def test_a_file_that_the_browser_has_is_not_sent_again(api_over_tcp: httpx
 
 
 @asynchronous
-async def test_the_root_leads_to_the_page(api_over_tcp: httpx.AsyncClient) -> None:
-    answer = await api_over_tcp.get("/")
+@pytest.mark.parametrize("path", ["/", "/ui/"])
+async def test_what_people_type_leads_to_the_page(api_over_tcp: httpx.AsyncClient, path: str) -> None:
+    answer = await api_over_tcp.get(path)
     assert answer.status_code == 307
     assert answer.next_request is not None
     assert answer.next_request.url.path == "/ui"

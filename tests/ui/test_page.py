@@ -60,7 +60,8 @@ def expect_plan(page: Page, plan: Plan) -> None:
         == f"{plan.num_blocks:,}"
     )
     if capacity.max_concurrency is not None and capacity.max_model_len is not None:
-        assert figures["Requests at once"] == f"{capacity.max_concurrency:,.2f}"
+        digits = 2 if capacity.max_concurrency < 1000 else 0
+        assert figures["Requests at once"] == f"{capacity.max_concurrency:,.{digits}f}"
         assert figures["Tokens they hold"] == f"{int(capacity.max_concurrency * capacity.max_model_len):,}"
     if capacity.longest_request_tokens is not None:
         assert figures["Longest request"] == f"{capacity.longest_request_tokens:,}"
@@ -238,6 +239,59 @@ def test_what_is_wrong_is_said_in_words_at_its_field_and_mends(open_page: Open, 
         expect(page.locator("#copy-plan-id")).to_have_text(good.plan_id)
 
 
+def test_a_wrong_choice_is_told_once_at_its_field_in_the_units_of_the_page(open_page: Open) -> None:
+    page = open_page("#example=llama-3.1-8b")
+    good = plan_of({"config": LLAMA})
+    expect_plan(page, good)
+    for field, wrong, words in (
+        ("kv_dtype", "fp8_ds_mla", "fp8_ds_mla is a format of latent rows"),
+        ("tp", "3", "3 ranks share the heads"),
+        ("memory", "0.001", "at least 0.003907 GiB (4 MiB)"),
+    ):
+        before = page.locator(f"#{field}").input_value()
+        set_field(page, field, wrong)
+        expect(page.locator(f"#{field}-error")).to_contain_text(words)
+        assert str(page.get_by_role("alert").text_content()).count(words) == 1
+        expect(page.locator("#config-error")).to_be_empty()
+        set_field(page, field, before)
+        expect(page.locator("#copy-plan-id")).to_have_text(good.plan_id)
+        expect(page.locator(f"#{field}-error")).to_be_empty()
+    set_field(page, "memory", "0.003907")
+    expect_plan(page, plan_of({"config": LLAMA}, memory_bytes=round(0.003907 * 2**30)))
+
+
+def test_what_was_assumed_and_what_came_otherwise_than_asked_is_said(open_page: Open) -> None:
+    page = open_page("#example=llama-3.1-8b")
+    expect_plan(page, plan_of({"config": LLAMA}))
+    expect(page.locator("#notes-box")).to_be_hidden()
+    config = {name: value for name, value in LLAMA.items() if name not in ("dtype", "torch_dtype")}
+    paste(page, config)
+    set_field(page, "block_size", "7")
+    plan = plan_of({"config": config, "block_size": 7})
+    expect_plan(page, plan)
+    notes = page.locator("#notes li")
+    assert plan.notes
+    expect(notes).to_have_count(len(plan.notes) + 1)
+    assert notes.all_inner_texts()[:-1] == list(plan.notes)
+    expect(notes.last).to_contain_text("blocks of 7 tokens were asked for; by this strategy they have 16")
+
+
+def test_what_is_typed_and_has_no_plan_yet_outlives_a_reload(open_page: Open) -> None:
+    page = open_page("#example=llama-3.1-8b")
+    expect_plan(page, plan_of({"config": LLAMA}))
+    typed = json.dumps(LLAMA)[:-20]
+    set_field(page, "tp", "2")
+    paste(page, typed)
+    expect(page.locator("#config-error")).to_contain_text("not JSON")
+    page.reload()
+    expect(page.locator("#config-error")).to_contain_text("not JSON")
+    assert page.locator("#config").input_value() == typed
+    assert page.locator("#tp").input_value() == "2"
+    paste(page, LLAMA)
+    expect_plan(page, plan_of({"config": LLAMA, "tp": 2}))
+    assert page.evaluate("sessionStorage.length") == 0
+
+
 @pytest.mark.long
 def test_a_fault_of_several_fields_is_at_each_and_ranks_are_refused(open_page: Open) -> None:
     page = open_page("#example=llama-3.1-8b")
@@ -359,14 +413,25 @@ def test_a_link_leads_to_the_same_state(open_page: Open, site: Site) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    "fragment", ["#config=@@@", "#config=AAAA", "#example=nothing", "#strategy=none&example=gemma-3-27b"]
+    "fragment", ["#config=@@@", "#config=AAAA", "#example=nothing", "#strategy=none&example=gemma-3-27b", "#tp=abc"]
 )
 def test_a_damaged_link_is_no_accident(open_page: Open, fragment: str) -> None:
     page = open_page(fragment)
-    if "config" in fragment:
+    if "config" not in fragment:
+        expect(page.locator("#link-note")).to_contain_text(
+            f"The link says {fragment[1:].split('&')[0]}, which cannot be"
+        )
+    else:
         expect(page.locator("#config-error")).to_contain_text("link is damaged")
         page.get_by_label("Example").select_option("gemma-3-27b")
     expect_plan(page, plan_of({"config": EXAMPLES[0]["config"]}))
+
+
+def test_a_value_of_a_link_that_its_field_can_hold_is_judged_there(open_page: Open) -> None:
+    page = open_page("#memory=-3")
+    expect(page.locator("#memory-error")).to_contain_text("more than 0")
+    assert page.locator("#memory").input_value() == "-3"
+    expect(page.locator("#link-note")).to_be_hidden()
 
 
 # --- live -------------------------------------------------------------------------------------------------------------
@@ -504,6 +569,21 @@ def test_the_map_changes_when_blocks_are_given_back(open_page: Open, site: Site)
         )
         page.locator("#heat").hover(position={"x": 3, "y": 3})
         expect(readout).to_have_text("slab 0: nobody's, slab 0 is never handed out")
+
+
+@pytest.mark.long
+def test_block_tables_that_share_a_colour_share_an_entry_of_the_legend(open_page: Open, site: Site) -> None:
+    layers = [build.sliding(f"window-{number}", window=64 << number) for number in range(8)]
+    with site.service.client() as client:
+        pool = client.create_pool(build.request(*layers, memory_bytes=4 << 20), name="tables", device="host")
+        with lease_of(site, "tables", "engine") as lease:
+            for table in range(8):
+                lease.allocate(table, 1)
+            page = open_page(LIVE)
+            expect(page.locator("#heat-legend")).to_contain_text("used, tables 0, 6")
+            expect(page.locator("#heat-legend")).to_contain_text("used, tables 1, 7")
+            expect(page.locator("#heat-legend")).to_contain_text("used, table 5")
+        client.delete_pool(pool.id, wait_s=30)
 
 
 @pytest.mark.long

@@ -5,11 +5,12 @@ const TRIES_WHEN_BUSY = 5;
 const NO_TOKEN = "What was given is no token: it has a space in it, or a character that no token has. Give another under Live.";
 
 export class Problem extends Error {
-  constructor(status, code, detail, errors) {
+  constructor(status, code, detail, errors, details = {}) {
     super(detail);
     this.status = status;
     this.code = code;
     this.errors = errors;
+    this.details = details;
   }
 }
 
@@ -49,7 +50,7 @@ async function asProblem(response) {
     // not one of ours: the status has to do
   }
   const detail = told.detail || `The server answered with status ${response.status}.`;
-  return new Problem(response.status, told.code || "unknown", detail, told.errors || []);
+  return new Problem(response.status, told.code || "unknown", detail, told.errors || [], told.details || {});
 }
 
 export function later(milliseconds, signal = null) {

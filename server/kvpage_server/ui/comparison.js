@@ -31,7 +31,8 @@ function draw(found, current, choose) {
   const focused = document.activeElement?.dataset?.strategy;
   const plans = [...found.values()].filter((one) => !(one instanceof Problem));
   const best = Math.max(...plans.map(({ capacity }) => capacity.max_concurrency ?? 0));
-  const rows = STRATEGIES.map((strategy) => row(strategy, found.get(strategy), strategy === current, best, choose));
+  const isEqual = plans.every(({ capacity }) => capacity.max_concurrency === best);
+  const rows = STRATEGIES.map((strategy) => row(strategy, found.get(strategy), strategy === current, isEqual ? null : best, choose));
   fillTable(byId("compare"), COLUMNS, rows);
   byId("compare").querySelectorAll("tbody tr").forEach((line, place) => line.classList.toggle("current", STRATEGIES[place] === current));
   if (focused) byId("compare").querySelector(`[data-strategy="${focused}"]`)?.focus();

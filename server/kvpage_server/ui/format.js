@@ -15,7 +15,8 @@ export function bytes(value) {
 
 export const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.001 ? 2 : 1)} %`;
 
-export const decimal = (value, digits = 2) => value.toLocaleString("en-US", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+/** Beyond a thousand nobody reads what stands behind the point. */
+export const decimal = (value, digits = value < 1000 ? 2 : 0) => value.toLocaleString("en-US", { maximumFractionDigits: digits, minimumFractionDigits: digits });
 
 /** "3 min 20 s" */
 export function seconds(value) {

@@ -119,8 +119,12 @@ function readColours() {
 }
 
 function showLegend(map) {
-  const groups = [...new Set(map.owners.filter((owner) => owner > 0))].sort((a, b) => a - b).slice(0, NUM_HUES);
-  const parts = groups.map((owner) => [`var(--h${(owner - 1) % NUM_HUES}-edge)`, `used, table ${owner - 1}`]);
+  const tables = [...new Set(map.owners.filter((owner) => owner > 0))].map((owner) => owner - 1).sort((a, b) => a - b);
+  const hues = [...new Set(tables.map((table) => table % NUM_HUES))];
+  const parts = hues.map((hue) => {
+    const mine = tables.filter((table) => table % NUM_HUES === hue); // there are more tables than colours to tell apart
+    return [`var(--h${hue}-edge)`, `used, ${mine.length > 1 ? "tables" : "table"} ${mine.join(", ")}`];
+  });
   parts.push(["var(--control)", "cached"], ["var(--tail)", "nobody's"]);
   const key = JSON.stringify(parts);
   const legend = byId("heat-legend");

@@ -1,6 +1,6 @@
 // What the controls say, as a plan request. The config's own text goes into it as it is, so that the server judges what
 // was pasted and not what this page made of it.
-import { GIB } from "./format.js";
+import { bytes, GIB } from "./format.js";
 
 export const STRATEGIES = ["auto", "unify", "scale_then_pad", "slab", "nested"];
 const MODEL_NUMBERS = ["tp", "block_size"];
@@ -86,6 +86,19 @@ const FIELD_OF = [
 ];
 const FIELD_OF_CODE = { "not-enough-memory": "memory", "json-invalid": "config" };
 
+/** The page asks for GiB, the API for bytes. */
+function inUnitsOfPage({ code, message, details }) {
+  const needed = details.needed_bytes;
+  if (code !== "not-enough-memory" || !Number.isFinite(needed)) return message;
+  return `This is too little for a single block besides the null block: at least ${atLeast(needed)} GiB (${bytes(needed)}).`;
+}
+
+/** Rounded up, so that who types it has enough. */
+function atLeast(sizeBytes) {
+  const digits = 10 ** Math.max(0, 3 - Math.floor(Math.log10(sizeBytes / GIB)));
+  return String(Math.ceil((sizeBytes / GIB) * digits) / digits);
+}
+
 /** The server's refusal as faults of controls; `field` is null for what is about none of them. */
 export function faultsOf(problem) {
   const found = problem.errors.map(({ pointer, detail }) => {
@@ -94,5 +107,5 @@ export function faultsOf(problem) {
     const isInText = place && (place[1] === "config" || place[1] === "draft") && inside;
     return { field: place ? place[1] : null, message: isInText ? `${inside}: ${detail}` : detail };
   });
-  return found.length ? found : [{ field: FIELD_OF_CODE[problem.code] || null, message: problem.message }];
+  return found.length ? found : [{ field: FIELD_OF_CODE[problem.code] || null, message: inUnitsOfPage(problem) }];
 }

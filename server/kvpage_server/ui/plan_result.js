@@ -4,10 +4,12 @@ import { bytes, decimal, number, percent, plural } from "./format.js";
 
 let pictureUrl = null;
 
-export function showPlan(plan, picture) {
+/** `state`: what the controls said. */
+export function showPlan(plan, picture, state) {
   say(byId("plan-status"), `Planned by ${plan.strategy}: ${plural(plan.num_blocks, blockWord(plan))} of ${bytes(plan.slab_bytes)}${atOnce(plan)}.`);
   byId("capacity").replaceChildren(...figures(plan).map(([name, value, more]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, make("strong", {}, value), make("span", {}, more)))));
+  showNotes([...(plan.notes || []), ...remarks(plan, state)]);
   showPicture(plan, picture);
   showWaste(plan);
   showLayers(plan);
@@ -23,14 +25,30 @@ function* eachFigure(plan) {
   const { capacity } = plan;
   const length = capacity.max_model_len;
   if (capacity.max_concurrency !== null) {
-    yield ["Requests at once", decimal(capacity.max_concurrency), `of ${number(length)} tokens`];
-    yield ["Tokens they hold", number(Math.floor(capacity.max_concurrency * length)), `${bytes(capacity.request_bytes)} a request`];
+    yield ["Requests at once", decimal(capacity.max_concurrency), `of ${number(length)} tokens, the null block counted`];
+    yield ["Tokens they hold", number(Math.floor(capacity.max_concurrency * length)), `each request in ${bytes(capacity.request_bytes)}`];
   }
   const longest = capacity.longest_request_tokens;
-  yield ["Longest request", longest === null ? "any length" : number(longest), longest === null ? "it holds the same" : "tokens"];
+  yield ["Longest request", longest === null ? "any length" : number(longest), longest === null ? "it holds the same" : "tokens, beside the null block"];
   yield [blockWord(plan) === "slab" ? "Slabs" : "Blocks", number(plan.num_blocks), `of ${number(plan.slab_bytes)} bytes`];
   yield ["Pool", bytes(plan.buffer_size_bytes), `${plural(plan.groups.length, "block table")}`];
-  yield ["A token takes", bytes(Math.round(capacity.bytes_per_token)), `and ${bytes(capacity.fixed_request_bytes)} a request`];
+  yield ["A token takes", bytes(Math.round(capacity.bytes_per_token)), capacity.fixed_request_bytes ? `and each request ${bytes(capacity.fixed_request_bytes)} besides` : "and a request nothing besides"];
+}
+
+/** What a plan does not say of itself: what was asked for and came otherwise. */
+function* remarks({ capacity, layers }, { block_size: asked }) {
+  const sizes = new Set(Object.values(layers).filter(({ kind, group }) => kind !== "mamba" && group !== null).map((layer) => layer.block_size));
+  if (asked !== "" && sizes.size && !sizes.has(Number(asked))) {
+    yield `blocks of ${asked} tokens were asked for; by this strategy they have ${[...sizes].map(number).join(", ")} (see the decisions)`;
+  }
+  if (capacity.max_concurrency !== null && capacity.max_concurrency < 1) {
+    yield `the memory does not hold one request of ${number(capacity.max_model_len)} tokens`;
+  }
+}
+
+function showNotes(notes) {
+  byId("notes-box").hidden = !notes.length;
+  byId("notes").replaceChildren(...notes.map((note) => make("li", {}, note)));
 }
 
 const figures = (plan) => [...eachFigure(plan)];
@@ -44,7 +62,7 @@ function showPicture(plan, picture) {
 }
 
 const PARTS = [
-  ["live", "Payload", "live_bytes"], ["padding", "Padding", "padding_bytes"],
+  ["live", "Live", "live_bytes"], ["padding", "Padding", "padding_bytes"],
   ["rounding", "Group rounding", "group_rounding_bytes"], ["tail", "Tail of last blocks", "tail_bytes"],
 ];
 

@@ -43,17 +43,33 @@ export async function asFragment(state) {
   return fragment.toString();
 }
 
-/** The state that a fragment says; null where it says nothing of a plan. Throws for what cannot be unpacked. */
+/**
+ * The state that a fragment says, and what of it no control can say (`tp=abc`), in whose place stands the default. Null
+ * where it says nothing of a plan. Throws for what cannot be unpacked.
+ */
 export async function ofFragment(fragment, examples) {
-  const example = examples.find(({ name }) => name === fragment.get("example"));
-  if (!example && !fragment.has("config")) return null;
+  if (!["example", "config", "draft", "mtp", ...SHORT].some((name) => fragment.has(name))) return null;
   const state = { ...DEFAULTS };
-  if (example) Object.assign(state, example.settings, { example: example.name, config: example.text });
+  const example = examples.find(({ name }) => name === fragment.get("example"));
+  const odd = fragment.has("example") && !example ? ["example"] : [];
+  if (!fragment.has("config") || example) Object.assign(state, stateOf(example || examples[0]));
   else state.config = await unpacked(fragment.get("config"));
-  for (const name of SHORT) if (fragment.has(name)) state[name] = fragment.get(name);
+  for (const name of SHORT) {
+    if (!fragment.has(name)) continue;
+    if (canSay(name, fragment.get(name))) state[name] = fragment.get(name);
+    else odd.push(name);
+  }
   state.mtp = fragment.get("mtp") === "1";
   if (fragment.has("draft")) state.draft = await unpacked(fragment.get("draft"));
-  return state;
+  return { state, odd: odd.map((name) => `${name}=${fragment.get(name)}`) };
+}
+
+export const stateOf = (example) => (example ? { ...example.settings, example: example.name, config: example.text } : {});
+
+function canSay(name, value) {
+  if (name === "strategy") return [...document.querySelectorAll('input[name="strategy"]')].some((radio) => radio.value === value);
+  if (name === "kv_dtype") return [...byId(name).options].some((option) => option.value === value);
+  return value.trim() !== "" && Number.isFinite(Number(value));
 }
 
 async function packed(text) {

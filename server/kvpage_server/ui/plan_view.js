@@ -7,7 +7,8 @@ import { loadExamples, settingsOf } from "./examples.js";
 import { plural } from "./format.js";
 import { showPlan } from "./plan_result.js";
 import { Fault, faultsOf, read, requestText } from "./plan_request.js";
-import { asFragment, DEFAULTS, memoryOfRange, ofFragment, rangeOfMemory, readForm, writeForm } from "./plan_state.js";
+import { asFragment, DEFAULTS, memoryOfRange, ofFragment, rangeOfMemory, readForm, stateOf, writeForm } from "./plan_state.js";
+import { forgetUnfinished, keepUnfinished, unfinished } from "./unfinished.js";
 
 const DEBOUNCE_MS = 180;
 const COMPARE_AFTER_MS = 250;
@@ -31,17 +32,18 @@ export async function startPlan() {
     showFaults([{ field: null, message: problem.message }]);
   }
   byId("example").append(...examples.map(({ name, title }) => make("option", { value: name }, title)));
-  writeForm({ ...DEFAULTS, ...chosen(examples[0]) });
+  writeForm({ ...DEFAULTS, ...stateOf(examples[0]) });
 }
-
-const chosen = (example) => (example ? { ...example.settings, example: example.name, config: example.text } : {});
 
 /** Shows what a fragment says, or what was here before. */
 export async function openPlan(fragment) {
   if (fragment.toString() === address && address) return;
+  sayOdd([]);
   try {
-    const state = await ofFragment(fragment, examples);
-    if (state) writeForm(state);
+    const typed = unfinished();
+    const said = typed ? { state: { ...DEFAULTS, ...typed }, odd: [] } : await ofFragment(fragment, examples);
+    if (said) writeForm(said.state);
+    sayOdd(said ? said.odd : []);
   } catch {
     showFaults([{ field: "config", message: "The link is damaged: what it says cannot be read." }]);
     return;
@@ -49,11 +51,17 @@ export async function openPlan(fragment) {
   plan(0);
 }
 
+function sayOdd(odd) {
+  byId("link-note").hidden = !odd.length;
+  say(byId("link-note"), `The link says ${odd.join(" and ")}, which cannot be set here; what is set stands in the fields.`);
+}
+
 function changed(control) {
   if (control.id === "file") return;
+  sayOdd([]);
   if (control.id === "example") {
     const example = examples.find(({ name }) => name === control.value);
-    writeForm({ ...readForm(), ...(example ? { draft: "", mtp: false } : { config: "" }), ...chosen(example) });
+    writeForm({ ...readForm(), ...(example ? { draft: "", mtp: false } : { config: "" }), ...stateOf(example) });
     if (!example) byId("config").focus();
   }
   if (control.id === "config") textChanged();
@@ -103,6 +111,7 @@ async function plan(delayMs) {
   running.abort();
   running = new AbortController();
   const { signal } = running;
+  keepUnfinished(readForm());
   try {
     await later(delayMs, signal);
     await planNow(readForm(), signal);
@@ -126,11 +135,12 @@ async function planNow(state, signal) {
   const picture = await (await ask(`v1/plans/${made.plan_id}/layout.svg`, { signal })).blob();
   showFaults([]);
   byId("plan-result").hidden = false;
-  showPlan(made, picture);
+  showPlan(made, picture, state);
   const fragment = await asFragment(state);
   signal.throwIfAborted();
   address = fragment;
   history.replaceState(null, "", `${location.pathname}#${fragment}`);
+  forgetUnfinished();
   showCopies(state, text, made, fragment, isOfModel);
   byId("plan-view").removeAttribute("data-busy");
   byId("plan-view").dataset.planned = made.plan_id;
@@ -153,7 +163,7 @@ function showFaults(faults) {
   summary.hidden = !faults.length;
   summary.replaceChildren(...faults.map((fault) => make("p", {}, labelled(fault))));
   byId("plan-result").classList.toggle("stale", faults.length > 0);
-  if (faults.length) say(byId("plan-status"), byId("plan-result").hidden ? "" : "Below: the last settings that had a plan.");
+  if (faults.length) say(byId("plan-status"), byId("plan-result").hidden ? "" : "What follows is of the last settings that had a plan.");
 }
 
 function labelled({ field, message }) {
