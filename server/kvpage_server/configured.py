@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
+from kvpage_server.setting_fields import flag_of
 from kvpage_server.setting_flags import FlagParser, parser_of
 from kvpage_server.setting_sources import Resolved, resolve
 from kvpage_server.settings import Settings
@@ -26,6 +29,31 @@ def from_command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> S
 
 
 def settings_of(resolved: Resolved, ready_fd: int | None = None) -> Settings:
+    """Raises `SpecInvalid` for settings that are wrong together, or on this machine."""
+    with naming_places(resolved):
+        return _settings(resolved, ready_fd)
+
+
+@contextlib.contextmanager
+def naming_places(resolved: Resolved) -> Iterator[None]:
+    """Lets what is refused say where the settings that it names come from, unless they were typed."""
+    try:
+        yield
+    except SpecInvalid as error:
+        raise SpecInvalid(error.message + _places_of(error.message, resolved)) from error
+
+
+def _places_of(message: str, resolved: Resolved) -> str:
+    """Where the settings are set that the message names, by themselves or by their flags."""
+    places = [
+        f"{name} in {origin}"
+        for name, origin in resolved.origins.items()
+        if origin.source in ("file", "variable") and re.search(rf"(?<![\w-])({name}|{flag_of(name)})(?![\w-])", message)
+    ]
+    return f" ({', '.join(places)})" if places else ""
+
+
+def _settings(resolved: Resolved, ready_fd: int | None) -> Settings:
     fields = resolved.fields
     return Settings(
         run_directory=run_directory_of(resolved),

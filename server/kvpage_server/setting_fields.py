@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from kvpage.errors import shorten
+from kvpage.memory.device_names import is_cuda_name
 from kvpage_server.settings import (
     DEFAULT_ADOPT_WITHIN_S,
     DEFAULT_HOST,
@@ -18,6 +20,7 @@ from kvpage_server.settings import (
     LogFormat,
     LogLevel,
 )
+from kvpage_server.worker_budget import parse_memory
 
 Program = Literal["serve", "worker"]
 ENV_PREFIX = "KVPAGE_"
@@ -49,9 +52,33 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
+class WrongPart(ValueError):
+    """Says what of a value is wrong, where that is not all of it."""
+
+
+def _checked_memory(text: str) -> str:
+    parse_memory(text)
+    return text
+
+
+def _checked_device(name: str) -> str:
+    _checked_devices((name,))
+    return name
+
+
+def _checked_devices(names: tuple[str, ...]) -> tuple[str, ...]:
+    faults = [f"{shorten(repr(name))} is none" for name in names if name != "host" and not is_cuda_name(name)]
+    faults += [f"{shorten(repr(name))} is named twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    if faults or not names:
+        raise WrongPart(", ".join(faults) or "none is named")
+    return names
+
+
 BOTH: tuple[Program, ...] = ("serve", "worker")
-Devices = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
-TextOrNumber = Annotated[str, BeforeValidator(_as_text)]
+Devices = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_checked_devices)]
+Device = Annotated[str, AfterValidator(_checked_device)]
+Memory = Annotated[str, BeforeValidator(_as_text), AfterValidator(_checked_memory)]
+Group = Annotated[str, BeforeValidator(_as_text)]
 SIZE = "bytes such as 8GiB, or a share of what is available such as 0.5"
 FILE = "the path of a file"
 YES_OR_NO = "true or false"
@@ -69,13 +96,13 @@ class Fields(BaseSettings):
     devices: Annotated[Devices, Setting("host, cuda:N or a GPU UUID, each once", "NAME", "--device")] = Field(
         default=("host",), description="Devices to serve. The flag is repeated; the variable separates them by commas."
     )
-    device: Annotated[str | None, Setting("host, cuda:N, or a GPU or MIG UUID", "NAME", "--device", ("worker",))] = (
+    device: Annotated[Device | None, Setting("host, cuda:N, or a GPU or MIG UUID", "NAME", "--device", ("worker",))] = (
         Field(default=None, description="The one device of `kvpage worker`, which must have it from somewhere.")
     )
-    memory: Annotated[TextOrNumber | None, Setting(SIZE, "BYTES|SHARE", programs=BOTH)] = Field(
+    memory: Annotated[Memory | None, Setting(SIZE, "BYTES|SHARE", programs=BOTH)] = Field(
         default=None, description="Budget of each worker; without it half of what is available, or what it had before."
     )
-    group: Annotated[TextOrNumber | None, Setting("a Unix group by name or number", "GROUP", programs=BOTH)] = Field(
+    group: Annotated[Group | None, Setting("a Unix group by name or number", "GROUP", programs=BOTH)] = Field(
         default=None, description="Unix group whose members may connect to the sockets."
     )
     external_workers: Annotated[bool, Setting(YES_OR_NO)] = Field(

@@ -15,7 +15,7 @@ from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
 from kvpage.errors import SpecInvalid, nearest, shorten
 from kvpage_server.ordinary_file import open_ordinary
-from kvpage_server.setting_fields import ENV_PREFIX, Fields, flag_of, setting_of, variable_of
+from kvpage_server.setting_fields import ENV_PREFIX, Fields, WrongPart, flag_of, setting_of, variable_of
 from kvpage_server.shown_settings import has_password, may_be_secret, shown
 
 SYSTEM_FILE = Path("/etc/kvpage/kvpage.toml")
@@ -99,20 +99,29 @@ def _validated(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Fiel
     try:
         fields = Fields(**values)
     except ValidationError as error:
-        names = dict.fromkeys(str(fault["loc"][0]) for fault in error.errors(include_url=False))
-        raise _refusal([_fault(name, values[name], origins[name]) for name in names]) from None
+        parts = _wrong_parts(error)
+        raise _refusal([_fault(name, values[name], origins[name], part) for name, part in parts.items()]) from None
     secrets = [name for name, value in values.items() if may_be_secret(name, value) or has_password(value)]
     if secrets:
         raise _refusal([_fault(name, values[name], origins[name]) for name in secrets])
     return fields
 
 
-def _fault(name: str, value: object, origin: Origin) -> str:
+def _wrong_parts(error: ValidationError) -> dict[str, str]:
+    """By setting: what of its value is wrong; nothing where that is all of it."""
+    parts: dict[str, str] = {}
+    for fault in error.errors(include_url=False):
+        cause = fault.get("ctx", {}).get("error")
+        parts.setdefault(str((*fault["loc"], "")[0]), f": {cause}" if isinstance(cause, WrongPart) else "")
+    return parts
+
+
+def _fault(name: str, value: object, origin: Origin, part: str = "") -> str:
     where = f"{name} in {origin.place}" if origin.source == "file" else origin.place
     hint = ""
     if isinstance(value, str) and _KUBERNETES.fullmatch(value):
         hint = " (Kubernetes sets this variable for a Service of that name: say enableServiceLinks: false in the pod)"
-    return f"{where} is {shown(name, value)}; it takes {setting_of(name).takes}{hint}"
+    return f"{where} is {shown(name, value)}{part}; it takes {setting_of(name).takes}{hint}"
 
 
 def _refusal(faults: list[str]) -> SpecInvalid:
@@ -180,13 +189,14 @@ def _file_fault(name: str, value: object, path: Path, text: str) -> str | None:
     """What is wrong with an entry of the file, whose types are strict: "8080" is no number."""
     place = _place("file", name, path, text)
     if name not in Fields.model_fields:
-        return f"{shorten(name)} in {place} is no setting{nearest(name, Fields.model_fields)}"
+        table = "; the file has no tables, all settings stand at its top" if isinstance(value, dict) else ""
+        return f"{shorten(name)} in {place} is no setting{nearest(name, Fields.model_fields)}{table}"
     field = Fields.model_fields[name]
     kind: Any = Annotated[(field.annotation, *field.metadata)]
     try:
         TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
-    except ValidationError:
-        return _fault(name, value, Origin("file", place))
+    except ValidationError as error:
+        return _fault(name, value, Origin("file", place), next(iter(_wrong_parts(error).values())))
     return None
 
 
@@ -212,7 +222,7 @@ def _check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Names of `KVPAGE_*` variables that mean nothing to a server. Raises `SpecInvalid` for what looks misspelt."""
     from difflib import get_close_matches
 
-    ignored = []
+    ignored, faults = [], []
     known = [*Fields.model_fields, *OTHER_VARIABLES]
     for variable in sorted(filter(_is_ours, environ)):
         name = variable.removeprefix(ENV_PREFIX).lower()
@@ -221,11 +231,13 @@ def _check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
         begun = [other for other in known if len(name) > 3 and (other.startswith(name) or name.startswith(other + "_"))]
         meant = begun or get_close_matches(name, known, n=1, cutoff=_MISSPELT)
         if meant and not _is_of_kubernetes(name, environ[variable]):
-            raise SpecInvalid(
+            faults.append(
                 f"{shorten(variable)} is no setting; did you mean {variable_of(meant[0])}? If it is somebody else's,"
                 " unset it for kvpage"
             )
         ignored.append(variable)
+    if faults:
+        raise _refusal(faults)
     return tuple(ignored)
 
 

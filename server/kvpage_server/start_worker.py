@@ -10,13 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from kvpage.errors import KvpageError, SpecInvalid
-from kvpage_server.configured import run_directory_of
+from kvpage_server.configured import naming_places, run_directory_of
 from kvpage_server.setting_flags import FlagParser, parser_of
 from kvpage_server.setting_sources import Resolved, resolve
 from kvpage_server.standard_error import write_line
 from kvpage_server.start_errors import exit_status, report
 from kvpage_server.unix_group import gid_of
-from kvpage_server.worker_budget import parse_memory
 from kvpage_server.worker_log import StartReport
 
 WORKER = (sys.executable, "-m", "kvpage_server", "worker")
@@ -49,10 +48,10 @@ def worker_command(resolved: Resolved, *, replace: bool = False, ready_fd: int |
     command = [*WORKER, "--device", device, "--run-dir", str(run_directory.path)]
     command += ["--adopt-within", str(fields.adopt_within_s)]
     if fields.memory is not None:
-        parse_memory(fields.memory)
         command += ["--memory", fields.memory]
     if fields.group is not None:
-        gid_of(fields.group)
+        with naming_places(resolved):
+            gid_of(fields.group)
         command += ["--group", fields.group]
     if replace:
         command += ["--replace"]

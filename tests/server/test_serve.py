@@ -119,9 +119,9 @@ def test_a_port_in_use_is_refused_and_nothing_is_left(no_leaks: None, run_dir: P
         (["--port", "0", "--host", "0.0.0.0"], "--token-file", 2),
         (["--token-file", "/nonexistent", "--port", "0"], "cannot be read", 2),
         (["--group", "no-such-group-here"], "no group", 2),
-        (["--device", "/etc"], "not a device name", 2),
+        (["--device", "/etc"], "'/etc' is none", 2),
         (["--device", "cuda:0"], "install the driver", 1),
-        (["--memory", "lots"], "neither a size", 2),
+        (["--memory", "lots"], "--memory is 'lots'; it takes bytes", 2),
     ],
 )
 def test_what_cannot_be_served_is_refused(

@@ -10,6 +10,7 @@ import pytest
 
 from kvpage.errors import SpecInvalid
 from kvpage_server import setting_sources
+from kvpage_server.configured import settings_of
 from kvpage_server.setting_fields import Fields, flag_of, setting_of, variable_of
 from kvpage_server.setting_flags import parser_of
 from kvpage_server.setting_sources import MAX_FILE_BYTES, MAX_LINE_CHARS, Resolved, resolve
@@ -142,7 +143,7 @@ def test_the_systems_file_is_read_when_there_is_one_even_where_it_cannot_be(tmp_
         ("insecure", '"true"'), ("insecure", "1"), ("devices", "1"), ("devices", "[1]"), ("memory", "true"),
         ("memory", "{a = 1}"), ("adopt_within_s", '"1"'), ("adopt_within_s", "nan"), ("adopt_within_s", "-1"),
         ("rate_limit_per_s", "0"), ("rate_limit_per_s", "inf"), ("log_level", '"loud"'), ("log_format", "1"),
-        ("token_file", "1"), ("host", '"a b"'), ("host", "127"),
+        ("token_file", "1"), ("host", '"a b"'), ("host", "127"), ("memory", '"lots"'), ("memory", "1.5"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_in_the_file_is_told_with_its_line_and_what_it_takes(
@@ -174,6 +175,30 @@ def test_a_wrong_variable_or_flag_is_told_by_its_name(tmp_path: Path, name: str,
 def test_all_that_is_wrong_with_a_source_is_told_at_once(tmp_path: Path) -> None:
     assert len(refusal(tmp_path, "port = 'x'\nprot = 1\n[tls]\n")) == 3
     assert len(refusal(tmp_path, "", {"KVPAGE_PORT": "x", "KVPAGE_LOG_LEVEL": "y"})) == 2
+    assert len(refusal(tmp_path, "", {"KVPAGE_PROT": "1", "KVPAGE_TOKEN": "y"})) == 2
+    assert len(refusal(tmp_path, "memory = 'lots'\nport = 'x'\ndevices = ['hots']\nprot = 1\n")) == 4
+
+
+def test_of_several_devices_the_wrong_ones_are_named(tmp_path: Path) -> None:
+    [line] = refusal(tmp_path, "port = 1\ndevices = ['hots', 'host', 'host']\n")
+    assert line.startswith(
+        f"devices in {tmp_path}/kvpage.toml:2 is hots,host,host: 'hots' is none, 'host' is named twice;"
+    )
+    [line] = refusal(tmp_path, "", {}, devices=["host", "gpu"])
+    assert line.startswith("--device is host,gpu: 'gpu' is none;")
+
+
+def test_settings_that_are_wrong_together_are_told_with_their_places(tmp_path: Path) -> None:
+    resolved = read(
+        tmp_path, "port = 1\nhost = '0.0.0.0'\n", {"KVPAGE_TLS_KEY_FILE": "/k", "KVPAGE_TLS_CERT_FILE": "/c"}
+    )
+    with pytest.raises(SpecInvalid, match=r"other machines.*\(host in .*kvpage.toml:2\)$"):
+        settings_of(resolved)
+    resolved = read(tmp_path, "port = 1\n", {"KVPAGE_TLS_KEY_FILE": "/k"})
+    with pytest.raises(SpecInvalid, match=r"no group .*\(group in .*kvpage.toml:2\)$"):
+        settings_of(read(tmp_path, "port = 1\ngroup = 'no-such-group-here'\n"))
+    with pytest.raises(SpecInvalid, match=r"needs both \(tls_key_file in KVPAGE_TLS_KEY_FILE\)$"):
+        settings_of(resolved)
 
 
 @pytest.mark.parametrize(
@@ -187,6 +212,7 @@ def test_an_unknown_key_is_answered_with_the_nearest(tmp_path: Path, key: str, m
 def test_a_table_is_no_setting(tmp_path: Path) -> None:
     [line] = refusal(tmp_path, "port = 1\n\n[serve]\nport = 1")
     assert line.startswith(f"serve in {tmp_path}/kvpage.toml:3 is no setting")
+    assert "has no tables" in line
 
 
 @pytest.mark.parametrize(

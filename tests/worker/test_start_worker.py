@@ -52,8 +52,8 @@ def test_what_is_not_set_is_left_to_the_worker() -> None:
     ("environ", "error", "named"),
     [
         ({}, SpecInvalid, "KVPAGE_DEVICE"),
-        ({"KVPAGE_DEVICE": "../x"}, SpecInvalid, "not a device name"),
-        ({"KVPAGE_DEVICE": "host", "KVPAGE_MEMORY": "lots"}, SpecInvalid, "neither a size"),
+        ({"KVPAGE_DEVICE": "../x"}, SpecInvalid, "'../x' is none"),
+        ({"KVPAGE_DEVICE": "host", "KVPAGE_MEMORY": "lots"}, SpecInvalid, "KVPAGE_MEMORY is 'lots'"),
         ({"KVPAGE_DEVICE": "host", "KVPAGE_GROUP": "no-such-group-here"}, SpecInvalid, "no group"),
         ({"KVPAGE_DEVICE": "host", "KVPAGE_RUN_DIR": "/" + "d" * 100}, TooLarge, "107"),
     ],
@@ -92,9 +92,9 @@ def test_a_wrong_setting_ends_it_with_status_2_and_whoever_waits_hears_why(run_d
     done = subprocess.run(typed, pass_fds=[ready_in], capture_output=True, text=True, check=False, timeout=60)
     os.close(ready_in)
     with open(ready_out) as ready:
-        assert "neither a size" in ready.read()
+        assert "--memory is 'lots'" in ready.read()
     assert done.returncode == 2
-    assert done.stderr.startswith("kvpage worker: memory 'lots'")
+    assert done.stderr.startswith("kvpage worker: --memory is 'lots'")
     assert not RunDirectory(run_dir).worker_socket("host").exists()
 
 
