@@ -16,6 +16,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def check_has_port(host: str, given: Mapping[str, bool], *, insecure: bool) -> None:
+    """Raises `SpecInvalid` for what is of TCP only, where no port is: whoever gave it believes to be served there.
+
+    Not for a token file: its variable is that of clients too, in whose environment a server may be started.
+    """
+    of_tcp = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given and name != "token_file"]
+    of_tcp += ["--insecure"] if insecure else []
+    of_tcp += [] if is_loopback(host) else [f"host {shorten(host)}"]
+    if of_tcp:
+        raise SpecInvalid(f"{', '.join(of_tcp)} would have no effect: without --port nothing listens to TCP; give one")
+
+
 def check_exposure(host: str, given: Mapping[str, bool], *, insecure: bool) -> None:
     """`given`: which of `token_file`, `tls_cert_file`, `tls_key_file` and `tls_client_ca_file` are there.
 

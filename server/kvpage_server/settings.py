@@ -10,7 +10,7 @@ from typing import Literal
 
 from kvpage.errors import SpecInvalid
 from kvpage.run_directory import RunDirectory
-from kvpage_server.exposure import check_exposure
+from kvpage_server.exposure import check_exposure, check_has_port
 from kvpage_server.intake import IntakeLimits
 from kvpage_server.tls_files import TlsFiles
 from kvpage_server.unix_group import gid_of
@@ -77,8 +77,10 @@ class Settings:
         if self.port is not None and not 0 <= self.port <= 65535:
             raise SpecInvalid(f"port {self.port} is not between 0 and 65535")
         files = ("token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file")
-        if self.port is not None:
-            given = {name: getattr(self, name) is not None for name in files}
+        given = {name: getattr(self, name) is not None for name in files}
+        if self.port is None:
+            check_has_port(self.host, given, insecure=self.insecure)
+        else:
             check_exposure(self.host, given, insecure=self.insecure)
 
     @property

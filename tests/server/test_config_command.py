@@ -46,12 +46,12 @@ def test_every_setting_is_printed_with_its_source(tmp_path: Path, capfd: Capture
 
 
 def test_people_get_a_table_of_both_programs_or_of_one(capfd: Capture) -> None:
-    environ = {"KVPAGE_RUN_DIR": "/r", "KVPAGE_DEVICES": "host,cuda:1", "KVPAGE_INSECURE": "true", "KVPAGE_X": "1"}
+    environ = {"KVPAGE_RUN_DIR": "/r", "KVPAGE_DEVICES": "host,cuda:1", "KVPAGE_LEAVE_WORKERS": "true", "KVPAGE_X": "1"}
     lines = printed(capfd, environ)[0].splitlines()
     rows = {line.split()[0]: line.split()[1:] for line in lines[: len(Fields.model_fields) + 1]}
     assert rows.keys() == {"setting", *Fields.model_fields}
     assert rows["devices"] == ["host,cuda:1", "KVPAGE_DEVICES"]
-    assert rows["insecure"] == ["true", "KVPAGE_INSECURE"]
+    assert rows["leave_workers"] == ["true", "KVPAGE_LEAVE_WORKERS"]
     assert rows["port"] == ["-", "default"]
     assert lines[-2:] == ["settings file: /dev/null", "ignored, as they are no settings: KVPAGE_X"]
     worker = printed(capfd, environ, "worker")[0]

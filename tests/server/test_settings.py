@@ -100,6 +100,24 @@ def test_half_of_tls_is_refused(names: tuple[str, ...]) -> None:
         exposed("127.0.0.1", *names)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tls_cert_file": Path("/c"), "tls_key_file": Path("/k")}, "--tls-cert-file, --tls-key-file"),
+        ({"tls_client_ca_file": Path("/c")}, "--tls-client-ca-file"),
+        ({"host": "0.0.0.0"}, "host 0.0.0.0"),
+        ({"insecure": True}, "--insecure"),
+    ],
+)
+def test_what_is_of_tcp_only_is_refused_without_a_port(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(SpecInvalid, match=f"^{named} would have no effect: without --port"):
+        Settings(run_directory=RunDirectory(Path("/r")), **changes)
+
+
+def test_a_token_file_without_a_port_may_be_there_for_clients() -> None:
+    assert Settings(run_directory=RunDirectory(Path("/r")), token_file=Path("/t")).port is None
+
+
 def test_groups_are_found_by_number_and_name() -> None:
     directory = RunDirectory(Path("/r"))
     assert Settings(run_directory=directory).group_gid is None
