@@ -33,8 +33,9 @@ def attach(
     Without a rank the local one chooses among the ranks of this node. `options`: as `kvpage.attach` takes.
 
     Waits up to `timeout_s` for a plan that is not committed yet. Raises `Conflict` where the plan is for another number
-    of ranks, the rank is on another node, or its pool has another plan or number of blocks than the fleet's;
-    `PoolNotFound` where this node has no such plan; `SpecInvalid` for a rank that cannot be; and as `kvpage.attach`.
+    of ranks, the rank is on another node, or its pool has another number of blocks than the fleet's; `StaleHandle`
+    where the pool has another plan; `PoolNotFound` where this node has no such plan; `SpecInvalid` for a rank
+    that cannot be; and as `kvpage.attach`.
     """
     check_name(name)
     given = os.environ if environ is None else environ

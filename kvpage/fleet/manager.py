@@ -15,7 +15,7 @@ from kvpage.client.fleet_resources import Fleet, FleetEvent, FleetPlan, Place
 from kvpage.errors import Conflict, DeviceUnavailable, KvpageError, shorten
 from kvpage.fleet.coordinator import Coordinator, FleetView
 from kvpage.fleet.records import ServiceOptions
-from kvpage.fleet.state import changes, nodes_of
+from kvpage.fleet.state import changes, nodes_of, out_of_sight
 from kvpage.fleet.transport import Transport
 
 EVENTS_KEPT = 200
@@ -115,9 +115,11 @@ class FleetManager:
 
     def _fleet(self, coordinator: Coordinator, view: FleetView) -> Fleet:
         plans = tuple(coordinator.standings(view))
-        nodes = nodes_of(view.reports, view.silent, self._transport.bare(), plans)
         with self._stepping:
+            last = () if self._last is None else self._last.plans
             undone = {} if self._last is None else self._last.undone
+            plans += tuple(out_of_sight(last, plans, view.reports))
+            nodes = nodes_of(view.reports, view.silent, self._transport.bare(), plans)
             return Fleet(nodes=nodes, plans=plans, events=tuple(self._events), undone=undone)
 
     def _coordinator(self) -> Coordinator:

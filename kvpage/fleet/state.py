@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from kvpage.client.fleet_resources import Fleet, FleetEvent, FleetEventKind, FleetNode, FleetPlan
+import msgspec
+
+from kvpage.client.fleet_resources import Fleet, FleetEvent, FleetEventKind, FleetNode, FleetPlan, FleetPlanState
 from kvpage.fleet.records import NodeReport
 
 
@@ -19,6 +21,21 @@ def nodes_of(
     for name in {name for plan in plans for name in plan.unreachable} - nodes.keys():
         nodes[name] = FleetNode(name=name, state="lost", detail="it is not in the cluster")
     return tuple(nodes[name] for name in sorted(nodes))
+
+
+def out_of_sight(
+    last: Iterable[FleetPlan], now: Collection[FleetPlan], reachable: Collection[str]
+) -> Iterator[FleetPlan]:
+    """Plans that were seen before, and of which no node answers now: they are not gone."""
+    seen = {plan.id for plan in now}
+    for plan in last:
+        nodes = tuple(dict.fromkeys(rank.node for rank in plan.ranks))
+        if plan.id not in seen and not any(name in reachable for name in nodes):
+            ranks = tuple(
+                msgspec.structs.replace(rank, state="unreachable", num_holders=0, holders=()) for rank in plan.ranks
+            )
+            state: FleetPlanState = "degraded" if plan.state == "ready" else plan.state
+            yield msgspec.structs.replace(plan, state=state, ranks=ranks, unreachable=nodes)
 
 
 def _node(name: str, report: NodeReport) -> FleetNode:

@@ -211,6 +211,8 @@ class Scenario:
     def start(self) -> None:
         with self.step("up") as facts:
             facts["command"] = self.command("up", "--memory", MEMORY)
+            logs = [path.read_text()[-2000:] for path in self.machines.folder.glob("*/serve.log")]
+            assert facts["command"]["status"] == 0, (facts, logs)
 
     def plan(self) -> None:
         file = self.machines.folder / "request.json"
