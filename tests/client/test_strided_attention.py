@@ -257,8 +257,8 @@ def test_flex_attention_reads_pages_where_they_lie(name: str, dtype: torch.dtype
     one = case(name, dtype)
     keys, values = (rows_in_place(pages).nan_to_num_(7.0) for pages in (one.keys, one.values))  # a mask hides numbers
     assert keys.untyped_storage().data_ptr() == one.tensor.untyped_storage().data_ptr()
-    every = [rows.expand(BATCH, -1, -1, -1) for rows in (keys, values)]
-    found = flex_attention(one.queries, *every, block_mask=paged_mask(one, window), enable_gqa=True)
+    keys, values = (rows.expand(BATCH, -1, -1, -1) for rows in (keys, values))
+    found = flex_attention(one.queries, keys, values, block_mask=paged_mask(one, window), enable_gqa=True)
     expected = attention(one.queries, one.dense_keys, one.dense_values, window)
     torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=0)
 

@@ -60,6 +60,8 @@ def test_a_scheduler_makes_a_pool_and_an_engine_writes_to_it(run_dir: Path) -> N
             assert int((cache != 0).sum()) == 2 * 8 * 128
             del cache
         assert run_example("lease.py", run_dir) == "96 of 100 tokens were cached; their first value is 7\n"
+        printed = run_example("generate.py", run_dir)
+        assert printed == "48 of 50 tokens were cached; the answer is the same\n"
         run_readme(run_dir)
         with kvpage.attach("mimo", run_dir=str(run_dir)) as kv:
             assert bool((kv.tensor("draft.0")[7] == 1).all())

@@ -39,13 +39,20 @@ LAYERS = (
     ("kvpage.rows",),
     ("kvpage.models",),
     ("kvpage.memory", "kvpage.run_directory", "kvpage.strict_json", "kvpage.token_file"),
-    ("kvpage.dtypes", "kvpage.strides", "kvpage.owned", "kvpage.exit_status"),
+    ("kvpage.dtypes", "kvpage.strides", "kvpage.owned", "kvpage.exit_status", "kvpage.program_end"),
     ("kvpage.errors", "kvpage._version"),
 )
 
 # Library -> the only modules (with what lies in them) that may import it. What is not named here is free.
 DOORS = {
-    "torch": ("kvpage.client.views", "kvpage.client.attachment", "kvpage.integrations", "kvpage.cli.demo_pattern"),
+    "torch": (
+        "kvpage.client.views",
+        "kvpage.client.attachment",
+        "kvpage.client.paging",
+        "kvpage.integrations",
+        "kvpage.cli.demo_pattern",
+    ),
+    "transformers": ("kvpage.integrations.transformers",),
     "pydantic": (
         "kvpage.request",
         "kvpage.request_layers",

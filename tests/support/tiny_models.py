@@ -9,30 +9,19 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    DeepseekV3Config,
-    FalconH1Config,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    Lfm2Config,
-    Llama4TextConfig,
-    LlamaConfig,
-    MiMoV2FlashConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3NextConfig,
-)
+import transformers
 from transformers.utils import logging
 
 from kvpage.integrations.transformers import ModelPool
 
 logging.set_verbosity_error()  # of kernels that a CPU does without
 
+Fields = dict[str, Any]
+
 VOCABULARY = 97
 NEW_TOKENS = 20
 BLOCK_SIZE = 16
-_COMMON: dict[str, Any] = {
+_COMMON: Fields = {
     "vocab_size": VOCABULARY,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -44,67 +33,116 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _WINDOW = 20  # no multiple of a block, and shorter than a prompt
-_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_EXPERTS: Fields = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 
-def _llama() -> PreTrainedConfig:
-    return LlamaConfig(**_COMMON, head_dim=16, num_hidden_layers=3)
+def _llama() -> Any:
+    return transformers.LlamaConfig(**_COMMON, head_dim=16, num_hidden_layers=3)
 
 
-def _gemma3() -> PreTrainedConfig:
+def _gemma3() -> Any:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    return Gemma3TextConfig(**_COMMON, head_dim=16, num_hidden_layers=3, sliding_window=_WINDOW, layer_types=kinds)
+    return transformers.Gemma3TextConfig(
+        **_COMMON, head_dim=16, num_hidden_layers=3, sliding_window=_WINDOW, layer_types=kinds
+    )
 
 
-def _gemma4() -> PreTrainedConfig:
+def _gemma4() -> Any:
     """Pages of layers with windows and without in a ratio of 2:3; the last layer reads the keys of another."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-    widths = {"head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 1}
-    rest = {"num_hidden_layers": 4, "sliding_window": _WINDOW, "layer_types": kinds}
-    return Gemma4TextConfig(**_COMMON | widths | rest, vocab_size_per_layer_input=VOCABULARY)
+    widths: Fields = {
+        "head_dim": 16,
+        "global_head_dim": 24,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 1,
+    }
+    rest: Fields = {"num_hidden_layers": 4, "sliding_window": _WINDOW, "layer_types": kinds}
+    return transformers.Gemma4TextConfig(**_COMMON | widths | rest, vocab_size_per_layer_input=VOCABULARY)
 
 
-def _mimo() -> PreTrainedConfig:
+def _mimo() -> Any:
     """Keys wider than values; layers with windows have twice the heads."""
-    heads = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4}
-    widths = {"head_dim": 24, "v_head_dim": 16, "swa_head_dim": 24, "swa_v_head_dim": 16}
+    heads: Fields = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4}
+    widths: Fields = {"head_dim": 24, "v_head_dim": 16, "swa_head_dim": 24, "swa_v_head_dim": 16}
     kinds = ["full_attention", "sliding_attention", "sliding_attention"]
-    rest = {"num_hidden_layers": 3, "sliding_window": _WINDOW, "layer_types": kinds, "mlp_layer_types": ["dense"] * 3}
-    return MiMoV2FlashConfig(**_COMMON | heads | widths | rest | _EXPERTS)
+    rest: Fields = {
+        "num_hidden_layers": 3,
+        "sliding_window": _WINDOW,
+        "layer_types": kinds,
+        "mlp_layer_types": ["dense"] * 3,
+    }
+    return transformers.MiMoV2FlashConfig(**_COMMON | heads | widths | rest | _EXPERTS)
 
 
-def _deepseek() -> PreTrainedConfig:
+def _deepseek() -> Any:
     """Latent rows: what transformers calls keys is 24 wide, what it calls values 8."""
-    latent = {"kv_lora_rank": 24, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
-    rest = {"num_hidden_layers": 2, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-    return DeepseekV3Config(**_COMMON | latent | rest | _EXPERTS)
+    latent: Fields = {
+        "kv_lora_rank": 24,
+        "q_lora_rank": None,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "v_head_dim": 12,
+    }
+    rest: Fields = {
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
+    return transformers.DeepseekV3Config(**_COMMON | latent | rest | _EXPERTS)
 
 
-def _llama4() -> PreTrainedConfig:
+def _llama4() -> Any:
     """Chunks."""
     kinds = ["chunked_attention", "chunked_attention", "full_attention"]
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "moe_layers": [], "intermediate_size_mlp": 64}
-    rest = {"num_hidden_layers": 3, "attention_chunk_size": 24, "no_rope_layers": [1, 1, 0], "layer_types": kinds}
-    return Llama4TextConfig(**_COMMON, head_dim=16, **experts, **rest)
+    experts: Fields = {
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_layers": [],
+        "intermediate_size_mlp": 64,
+    }
+    rest: Fields = {
+        "num_hidden_layers": 3,
+        "attention_chunk_size": 24,
+        "no_rope_layers": [1, 1, 0],
+        "layer_types": kinds,
+    }
+    return transformers.Llama4TextConfig(**_COMMON, head_dim=16, **experts, **rest)
 
 
-def _qwen3_next() -> PreTrainedConfig:
+def _qwen3_next() -> Any:
     """Gated delta nets beside attention."""
-    net = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
-    more = {"linear_value_head_dim": 8, "linear_conv_kernel_dim": 4, "num_experts": 0, "mlp_only_layers": [0, 1, 2]}
+    net: Fields = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16}
+    more: Fields = {
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 0,
+        "mlp_only_layers": [0, 1, 2],
+    }
     kinds = ["linear_attention", "linear_attention", "full_attention"]
-    return Qwen3NextConfig(**_COMMON, head_dim=16, **net, **more, num_hidden_layers=3, layer_types=kinds)
+    return transformers.Qwen3NextConfig(**_COMMON, head_dim=16, **net, **more, num_hidden_layers=3, layer_types=kinds)
 
 
-def _falcon_h1() -> PreTrainedConfig:
+def _falcon_h1() -> Any:
     """Attention and a Mamba-2 mixer in every layer."""
-    mixer = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
-    return FalconH1Config(**_COMMON, head_dim=16, num_hidden_layers=2, **mixer, mamba_d_conv=4, mamba_chunk_size=16)
+    mixer: Fields = {
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 8,
+    }
+    return transformers.FalconH1Config(
+        **_COMMON, head_dim=16, num_hidden_layers=2, **mixer, mamba_d_conv=4, mamba_chunk_size=16
+    )
 
 
-def _lfm2() -> PreTrainedConfig:
+def _lfm2() -> Any:
     """Short convolutions beside attention, and no recurrent state."""
-    return Lfm2Config(**_COMMON, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], conv_L_cache=3)
+    return transformers.Lfm2Config(
+        **_COMMON, num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"], conv_L_cache=3
+    )
 
 
 CONFIGS = {
@@ -122,11 +160,10 @@ STATEFUL = ("qwen3_next", "falcon_h1", "lfm2")
 
 
 @cache
-def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def tiny_model(name: str, dtype: torch.dtype = torch.float32) -> Any:
     torch.set_num_threads(1)  # the same sums in the same order in every process
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype)
-    return model.eval()
+    return transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=dtype).eval()
 
 
 def prompts(*lengths: int, seed: int = 1) -> dict[str, torch.Tensor]:
@@ -136,7 +173,7 @@ def prompts(*lengths: int, seed: int = 1) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens * mask, "attention_mask": mask.long()}
 
 
-def generate(model: PreTrainedModel, inputs: dict[str, torch.Tensor], seed: int = 7, **options: Any) -> Any:
+def generate(model: Any, inputs: dict[str, torch.Tensor], seed: int = 7, **options: Any) -> Any:
     """With logits; greedy unless `options` say otherwise."""
     torch.manual_seed(seed)
     fixed = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
@@ -150,9 +187,7 @@ def same(ours: Any, stock: Any) -> bool:
 
 
 @contextmanager
-def poisoned_pool(
-    model: PreTrainedModel, *, strategy: str = "nested", seed: int = 0, **fields: Any
-) -> Iterator[ModelPool]:
+def poisoned_pool(model: Any, *, strategy: str = "nested", seed: int = 0, **fields: Any) -> Iterator[ModelPool]:
     """Nothing of it is a number before it is written, and its blocks are handed out in a random order. Blocks and
     leases are proven when it ends."""
     sizes = {"block_size": BLOCK_SIZE, "num_blocks": 200, "max_model_len": 256} | fields
@@ -174,7 +209,7 @@ def shuffle(pool: ModelPool, seed: int, count: int = 24) -> None:
 
 
 @contextmanager
-def counted_tokens(model: PreTrainedModel) -> Iterator[list[int]]:
+def counted_tokens(model: Any) -> Iterator[list[int]]:
     """How many tokens each forward pass was given."""
     counts: list[int] = []
     hook = model.register_forward_pre_hook(

@@ -113,7 +113,7 @@ class KvpageCache(Cache):
             return AttentionAndStates(self._batch, attention, states)
         if attention:
             return Attention(self._batch, *attention)
-        return States(self._batch, *states) if states else DummyLayer()  # type: ignore[no-untyped-call]
+        return States(self._batch, *states) if states else DummyLayer()
 
     def __repr__(self) -> str:
         rows, tokens = self._batch.size, self._batch.num_tokens

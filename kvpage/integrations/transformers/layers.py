@@ -13,14 +13,14 @@ from kvpage.integrations.transformers.batch import Batch
 from kvpage.plans import LayerPlan
 
 
-class Attention(CacheLayerMixin):  # type: ignore[no-untyped-call]  # what it is derived from has no types
+class Attention(CacheLayerMixin):
     """Keys and values of one layer."""
 
     is_croppable = True
     supports_early_init = False
 
     def __init__(self, batch: Batch, layer: LayerPlan, tensor: torch.Tensor, window: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         assert layer.group is not None
         self._batch, self._kv_layer, self._kv, self.group = batch, layer, tensor, layer.group
         self.name = layer.name
@@ -172,7 +172,7 @@ class States(LinearAttentionCacheLayerMixin):
         self.has_previous_state = dict.fromkeys(self.has_previous_state, num_tokens > 0)
 
 
-class AttentionAndStates(States, Attention):  # type: ignore[no-untyped-call]
+class AttentionAndStates(States, Attention):
     """A layer that has both, side by side."""
 
     def __init__(
