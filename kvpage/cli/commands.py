@@ -13,11 +13,11 @@ import typer
 
 from kvpage import __version__
 from kvpage.cli import completion, events, fleet, health_options, planning, pools, simulate, top
-from kvpage.cli.failing import give_output_up, tell, tell_usage, wants_json
+from kvpage.cli.failing import tell, tell_usage, wants_json
 from kvpage.cli.options import AsJson, RunDir, examples
-from kvpage.cli.output import prepare_streams
 from kvpage.errors import KvpageError, NotSupported, how_to_install
 from kvpage.exit_status import FAILED, status_of
+from kvpage.program_end import end_of
 
 app = typer.Typer(
     name="kvpage",
@@ -37,21 +37,20 @@ _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 def run() -> None:
     """Run the command line of this process, and end it. Errors are told, not traced."""
-    prepare_streams()
     as_json = wants_json(sys.argv[1:])
+    sys.exit(end_of(lambda: _typed(as_json=as_json), as_json=as_json))
+
+
+def _typed(*, as_json: bool) -> int | None:
     try:
-        status = app(standalone_mode=False)
-        sys.stdout.flush()
+        status: int | None = app(standalone_mode=False)
     except typer.TyperException as error:
         tell_usage(error, as_json=as_json)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KvpageError as error:
         tell(error, as_json=as_json)
-        sys.exit(status_of(error))
-    except OSError as error:
-        give_output_up(error, as_json=as_json)
-        sys.exit(FAILED)
-    sys.exit(status or 0)
+        return status_of(error)
+    return status
 
 
 def _version(wanted: bool) -> None:

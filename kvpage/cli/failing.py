@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 
@@ -46,11 +45,3 @@ def tell_usage(error: TyperException, *, as_json: bool) -> None:
         console.print(
             f"[bold red]error[/] {USAGE}: {escape(printable(message.rstrip('.')))}{end} `{escape(command)} --help`"
         )
-
-
-def give_output_up(error: OSError, *, as_json: bool) -> None:
-    """Nobody reads any more (`| head`), which is no error to speak of; or the disk is full, which is."""
-    if not isinstance(error, BrokenPipeError):
-        told = {"code": "output", "message": str(error), "details": {"errno": error.errno}, "retryable": False}
-        sys.stderr.write(f"{json.dumps(told)}\n" if as_json else f"error: {error}\n")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit

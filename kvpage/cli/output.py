@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -20,16 +17,6 @@ from kvpage.plans import GroupPlan, LayerPlan, Plan
 
 WIDE_CHARS = 120
 _INDEX = re.compile(r"\.\d+\.")  # of a layer inside its name: model.layers.3.self_attn.attn
-
-
-def prepare_streams() -> None:
-    """Let no output fail for a character that the terminal's encoding lacks, or because a stream is closed."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for the life of the process
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def print_error(error: KvpageError) -> None:

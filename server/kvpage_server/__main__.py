@@ -7,33 +7,46 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
+
+from kvpage.program_end import end_at_once_when_interrupted, end_of
 
 _USAGE = "usage: python -m kvpage_server {serve,start-worker,worker,config} …\n"
 
 
 def main() -> int:
+    end_at_once_when_interrupted()
     _open_standard_streams()
     program, arguments = sys.argv[1:2], sys.argv[2:]
+    work = _work_of(program, arguments)
+    return end_of(lambda: work(arguments), as_json="--json" in arguments)
+
+
+def _work_of(program: list[str], arguments: list[str]) -> Callable[[Sequence[str]], int]:
     if program in (["start-worker"], ["worker"]) and arguments[:1] in (["drain"], ["replace"]):
         from kvpage_server import worker_commands
 
-        return worker_commands.main(arguments)
+        return worker_commands.main
     if program == ["worker"]:
         from kvpage_server import worker
 
-        return worker.main(arguments)
+        return worker.main
     if program == ["start-worker"]:
         from kvpage_server import start_worker
 
-        return start_worker.main(arguments)
+        return start_worker.main
     if program == ["config"]:
         from kvpage_server import config_command
 
-        return config_command.main(arguments)
+        return config_command.main
     if program == ["serve"]:
         from kvpage_server import serve
 
-        return serve.main(arguments)
+        return serve.main
+    return _refuse
+
+
+def _refuse(_: Sequence[str]) -> int:
     sys.stderr.write(_USAGE)
     return 2
 

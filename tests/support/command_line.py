@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,12 +49,14 @@ def run_here(*arguments: str, stdin: str = "", **environment: str) -> subprocess
 def _typed(arguments: tuple[str, ...], stdin: str, environment: dict[str, str]) -> Iterator[None]:
     """This process has that command line, input and environment meanwhile."""
     before = sys.argv, sys.stdin, dict(os.environ)
+    interrupts = signal.getsignal(signal.SIGINT)
     sys.argv = ["kvpage", *arguments]
     sys.stdin = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
     os.environ.update(environment)
     try:
         yield
     finally:
+        signal.signal(signal.SIGINT, interrupts)
         sys.argv, sys.stdin, old = before
         os.environ.clear()
         os.environ.update(old)
