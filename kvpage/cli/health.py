@@ -79,6 +79,8 @@ def _check_status(found: Found) -> None:
         raise error_from_code(code, detail[:MAX_DETAIL_CHARS])
     if not isinstance(found.told.get("status"), str):
         raise ProtocolError(f"the answer {found.status} says no status: {shorten(json.dumps(found.told))}")
+    if not isinstance(found.told.get("checks", []), list):
+        raise ProtocolError(f"the answer {found.status} has no list of checks: {shorten(json.dumps(found.told))}")
 
 
 def _for_people(found: Found) -> str:

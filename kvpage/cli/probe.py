@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import socket
 import time
 from dataclasses import dataclass
@@ -10,11 +10,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvpage.cli.where import Where
-from kvpage.errors import DeviceUnavailable, ProtocolError, SpecInvalid, shorten
+from kvpage.errors import DeviceUnavailable, KvpageError, ProtocolError, SpecInvalid, shorten
 from kvpage.run_directory import RunDirectory
+from kvpage.strict_json import loads
 
 _MAX_ANSWER_BYTES = 1 << 20
 _PART_BYTES = 65536
+_STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] +([1-9][0-9]{2})(?= |$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,8 @@ def get(where: Where, target: str, timeout_s: float) -> Found:
     except OSError as error:
         raise DeviceUnavailable(f"no kvpage server answers at {place}: {error.strerror or error}") from error
     try:
-        told = json.loads(body)
-    except (ValueError, RecursionError):
+        told = loads(body)
+    except KvpageError:
         told = None
     if not isinstance(told, dict):
         raise ProtocolError(f"what answers at {place} is no kvpage server: {shorten(repr(body[:80]))}")
@@ -62,10 +64,10 @@ def _over_socket(path: str, target: str, deadline_s: float) -> tuple[int, bytes]
                 break
             parts.append(part)
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
-    words = head.split(b"\r\n")[0].split()
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+    status = _STATUS_LINE.match(head.split(b"\r\n")[0])
+    if status is None:
         raise ProtocolError(f"what answers at {path} is no kvpage server: {shorten(repr(head[:80]))}")
-    return int(words[1]), body
+    return int(status[1]), body
 
 
 def _bound(sock: socket.socket, deadline_s: float) -> None:

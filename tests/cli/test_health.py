@@ -73,12 +73,49 @@ def test_one_who_takes_the_connection_and_says_nothing_is_given_up_in_time(run_d
     assert "did not answer within 0.05 s" in done.stderr
 
 
-@pytest.mark.parametrize("answer", [b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\n\r\n[1]", b"HTTP/1.1 200 OK\r\n\r\n{}", b""])
+def answered(body: bytes, status: bytes = b"200") -> bytes:
+    return b"HTTP/1.1 " + status + b" OK\r\n\r\n" + body
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-x\r\n",
+        b"HTTP/1.x 200 OK\r\n\r\n{}",
+        answered(b'{"status": "ready"}', status=b"9" * 5000),
+        answered(b'{"status": "ready"}', status=b"099"),
+        answered(b"{}"),
+        answered(b"[1]"),
+        answered(b'{"a":' * 100_000),
+        answered(b"\xff"),
+        answered(b'{"status": "ready", "checks": 5}'),
+        answered(b'{"status": "ready", "checks": null}'),
+        answered(b'{"status": "ready", "checks": "abc"}'),
+        answered(b'{"status": "ready", "n": NaN}'),
+        answered(b'{"status": "ready", "n": -Infinity}'),
+        answered(b'{"status": "ready", "n": 1e999}'),
+        answered(b'{"status": "ready", "n": ' + b"9" * 10_000 + b"}"),
+        answered(b'{"status": "ready", "status": "no"}'),
+        answered(b'{"status": "re\\ud800ady"}'),
+        answered(b'{"status": 5}'),
+    ],
+    ids=lambda answer: ascii(answer[9:60]),
+)
 def test_an_answer_that_is_none_of_kvpage(run_dir: Path, answer: bytes) -> None:
     with StandInService(run_dir, lambda _: (200, answer)):
-        done = run_here("health", "--run-dir", str(run_dir))
-    assert (done.returncode, done.stdout) == (1, "")
+        done, told = (run_here("health", *options, "--run-dir", str(run_dir)) for options in ((), ("--json",)))
+    assert (done.returncode, done.stdout, told.returncode, told.stdout) == (1, "", 1, "")
     assert done.stderr.startswith("error protocol-error: ")
+    assert json.loads(told.stderr)["code"] == "protocol-error"
+    assert len(done.stderr) < 1000
+
+
+def test_checks_that_are_none_are_left_out_for_people(run_dir: Path) -> None:
+    told = {"status": "ready", "checks": [1, None, {"ok": 0}, {"name": 5, "ok": 0, "detail": []}]}
+    with StandInService(run_dir, lambda _: (200, told)):
+        done = run_here("health", "--run-dir", str(run_dir))
+    assert (done.returncode, done.stdout) == (0, "ready\n  None: not so\n  5: not so\n")
 
 
 def test_a_refusal_is_told_as_such(run_dir: Path) -> None:
