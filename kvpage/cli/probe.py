@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvpage.cli.where import Where
-from kvpage.errors import DeviceUnavailable, KvpageError, ProtocolError, SpecInvalid, shorten
+from kvpage.errors import DeviceUnavailable, KvpageError, PermissionDenied, ProtocolError, SpecInvalid, shorten
 from kvpage.run_directory import RunDirectory
 from kvpage.strict_json import loads
 
@@ -40,6 +40,10 @@ def get(where: Where, target: str, timeout_s: float) -> Found:
     except TimeoutError as error:
         raise DeviceUnavailable(f"the kvpage server at {place} did not answer within {timeout_s:g} s") from error
     except OSError as error:
+        if type(error).__module__ == "ssl":
+            from kvpage.client.trust import not_secured
+
+            raise PermissionDenied(not_secured(place, error)) from error
         raise DeviceUnavailable(f"no kvpage server answers at {place}: {error.strerror or error}") from error
     try:
         told = loads(body)
@@ -97,7 +101,8 @@ def _over_url(where: Where, target: str, timeout_s: float) -> tuple[int, bytes]:
         answer = connection.getresponse()
         return answer.status, answer.read(_MAX_ANSWER_BYTES)
     except HTTPException as error:
-        raise ProtocolError(f"what answers at {url} is no kvpage server: {shorten(repr(error))}") from error
+        hint = "; if it serves TLS, its address begins with https://" if parsed.scheme == "http" else ""
+        raise ProtocolError(f"what answers at {url} is no kvpage server: {shorten(repr(error))}{hint}") from error
     finally:
         connection.close()
 

@@ -14,6 +14,7 @@ import httpx
 from kvpage.client.arguments import checked_seconds, checked_text
 from kvpage.client.calls import Request
 from kvpage.client.finding import closed_system_directory, find_run_directory
+from kvpage.client.trust import TLS_HINT, not_secured
 from kvpage.errors import (
     DeviceUnavailable,
     KvpageError,
@@ -80,18 +81,9 @@ class Address:
                 details=details,
             )
         if isinstance(reason, ssl.SSLError):
-            return DeviceUnavailable(
-                f"the connection to {self.place} was not secured: {shorten(str(reason))}; name who signed the server's"
-                " certificate with ca_file= or KVPAGE_CA_FILE, and call the server as the certificate does",
-                details=details,
-            )
+            return PermissionDenied(not_secured(self.place, reason), details=details)  # trying again heals nothing
         if isinstance(error, httpx.ConnectError):
-            hint = closed_system_directory() if self.socket_path is not None else ""
-            return DeviceUnavailable(
-                f"no kvpage server answers at {self.place}; start one with `kvpage serve`, or name its folder with "
-                f"--run-dir (run_dir= in Python) or KVPAGE_RUN_DIR{hint}",
-                details=details,
-            )
+            return DeviceUnavailable(f"no kvpage server answers at {self.place}; {self._where_else()}", details=details)
         if isinstance(error, httpx.TimeoutException):
             return DeviceUnavailable(
                 f"the kvpage server at {self.place} did not answer within {self.timeout_s:g} s", details=details
@@ -100,8 +92,20 @@ class Address:
             return ProtocolError(
                 f"the answer of {self.place} is not compressed as it says: {shorten(str(error))}", details=details
             )
+        hint = TLS_HINT if self.url.startswith("http://") and self.socket_path is None else ""
         return DeviceUnavailable(
-            f"the kvpage server at {self.place} ended the connection before it answered; see its log", details=details
+            f"the kvpage server at {self.place} ended the connection before it answered; see its log{hint}",
+            details=details,
+        )
+
+    def _where_else(self) -> str:
+        if self.socket_path is None:
+            return (
+                "start one there with `kvpage serve --port`, or name another with --url (url= in Python) or KVPAGE_URL"
+            )
+        return (
+            "start one with `kvpage serve`, or name its folder with --run-dir (run_dir= in Python) or KVPAGE_RUN_DIR"
+            f"{closed_system_directory()}"
         )
 
 

@@ -6,6 +6,17 @@ import ssl
 
 from kvpage.errors import SpecInvalid, shorten
 
+TLS_HINT = "; if it serves TLS, its address begins with https://"
+"""For who speaks in the clear to what ends the connection: TLS says nothing to it."""
+
+
+def not_secured(place: str, reason: object) -> str:
+    """What to do when the two sides did not agree on who the server is."""
+    return (
+        f"the connection to {place} was not secured: {shorten(str(reason))}; name who signed the server's certificate"
+        " with --ca-file (ca_file= in Python) or KVPAGE_CA_FILE, and call the server as the certificate does"
+    )
+
 
 def server_trust(ca_file: str | None) -> ssl.SSLContext | bool:
     """What httpx verifies by: the authorities in a file (PEM), or without one those it comes with.

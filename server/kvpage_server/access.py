@@ -111,7 +111,10 @@ class AccessPolicy:
         what = f"{shorten(path)} is not served over TCP without a token"
         if self.tokens is None:
             return PermissionDenied(f"{what}; use the Unix socket, or start the server with --token-file")
-        return Unauthorized(f"{what}; send Authorization: Bearer <token>, or use the Unix socket")
+        return Unauthorized(
+            f"{what}; give one (--token-file, in Python token=, else the header Authorization: Bearer <token>), or use"
+            " the Unix socket"
+        )
 
 
 def require_role(scope: Mapping[str, Any], name: str) -> None:

@@ -279,3 +279,10 @@ def test_permission_is_denied_by_its_code(kind: type[Client]) -> None:
 def test_a_url_names_its_scheme(url: str) -> None:
     with pytest.raises(SpecInvalid, match="http://"):
         Client(url)
+
+
+def test_who_named_a_url_is_not_sent_to_a_folder() -> None:
+    with Client("https://localhost:1") as client, pytest.raises(DeviceUnavailable) as absent:
+        client.devices()
+    assert "--url" in absent.value.message
+    assert "--run-dir" not in absent.value.message

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from kvpage.client.http import Client
-from kvpage.errors import DeviceUnavailable, SpecInvalid
+from kvpage.errors import PermissionDenied, SpecInvalid
 from kvpage_server.intake import IntakeLimits
 from kvpage_server.tls_files import MAX_FILE_BYTES, TlsFiles
 from support import tight_server
@@ -123,8 +123,17 @@ def test_the_command_line_is_told_the_authority_by_a_variable(
 def test_a_client_that_does_not_know_the_authority_goes_no_further(service: ApiService, tmp_path: Path) -> None:
     for ca_file in (None, str(Authority(tmp_path, "another").ca_file)):
         with Client(service.url, token=token_of("read"), ca_file=ca_file) as client:
-            with pytest.raises(DeviceUnavailable, match="certificate"):
+            with pytest.raises(PermissionDenied, match=r"certificate.*--ca-file"):  # nothing heals by waiting
                 client.pools()
+
+
+def test_commands_say_what_to_do_about_tls(service: ApiService, folder: Path) -> None:
+    token = str(token_file(folder, token_of("read"), "mine-too"))
+    clear = service.url.replace("https://", "http://")
+    for command in (("pools", "list"), ("health",)):
+        unknown = run_here(*command, "--url", service.url, "--token-file", token)
+        assert (unknown.returncode, "--ca-file" in unknown.stderr) == (1, True), unknown.stderr
+        assert "begins with https://" in run_here(*command, "--url", clear, "--token-file", token).stderr
 
 
 @pytest.mark.parametrize("said", [GET, b"\x16\x03\x01\x00\x05nonsense", b"", b"\x00" * 1000])
