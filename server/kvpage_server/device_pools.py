@@ -219,6 +219,8 @@ class DevicePools:
                 await self._hand_over(known={pool.pool_id for pool in pools})
                 await self.link.ask_early(succession.FinishAdoption(), succession.AdoptionFinished)
                 pools = await self._listed()
+                self._known = await self.link.ask_early(messages.DescribeDevice(), messages.DeviceState)
+                _warn_of_budget(self._known)
             await self._follow(pools)
 
     async def tick(self) -> None:
@@ -325,3 +327,13 @@ def _described(state: messages.DeviceState) -> Device:
         free_bytes=state.free_bytes,
         free_age_s=state.free_age_s,
     )
+
+
+def _warn_of_budget(known: messages.DeviceState) -> None:
+    """A slip of a unit is seen when it is made, not when the first pool does not fit."""
+    there_bytes = known.free_bytes + known.reserved_bytes
+    if known.memory_limit_bytes > there_bytes:
+        logger.warning(
+            "device %s: pools may take %d bytes, and there are %d, free or in pools; is --memory meant to be so much?",
+            known.device, known.memory_limit_bytes, there_bytes,
+        )  # fmt: skip

@@ -94,6 +94,15 @@ def test_a_stale_socket_is_replaced(no_leaks: None, run_dir: Path) -> None:
         assert client.health().status == "ready"
 
 
+def test_a_budget_that_is_not_there_is_said_when_it_starts(no_leaks: None, run_dir: Path) -> None:
+    with ApiService(run_dir, "--memory", "99TiB") as service:
+        [line] = [line for line in service.log().splitlines() if "pools may take" in line]
+    assert json.loads(line)["level"] == "warning"
+    assert f"{99 << 40} bytes" in line
+    with ApiService(run_dir, "--memory", "64MiB") as service:
+        assert "pools may take" not in service.log()
+
+
 def test_a_socket_somebody_answers_at_is_left_alone(no_leaks: None, run_dir: Path) -> None:
     path = run_dir / "kvpage.sock"
     with socket.socket(socket.AF_UNIX) as other:
