@@ -245,7 +245,7 @@ def test_a_wrong_choice_is_told_once_at_its_field_in_the_units_of_the_page(open_
     expect_plan(page, good)
     for field, wrong, words in (
         ("kv_dtype", "fp8_ds_mla", "fp8_ds_mla is a format of latent rows"),
-        ("tp", "3", "3 ranks share the heads"),
+        ("tp", "3", "3 ranks share the heads, but num_attention_heads is 32"),
         ("memory", "0.001", "at least 0.003907 GiB (4 MiB)"),
     ):
         before = page.locator(f"#{field}").input_value()

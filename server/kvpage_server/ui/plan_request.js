@@ -105,7 +105,8 @@ export function faultsOf(problem) {
     const place = FIELD_OF.find(([start]) => pointer === start || pointer.startsWith(`${start}/`));
     const inside = pointer.replace(/^\/model\/(config|draft)\/?/, "").replace(/^\//, "").replaceAll("/", ", ");
     const isInText = place && (place[1] === "config" || place[1] === "draft") && inside;
-    return { field: place ? place[1] : null, message: isInText ? `${inside}: ${detail}` : detail };
+    const words = detail.replaceAll(/\/model\/(?:config|draft)\/([\w/]+)/g, (_, steps) => steps.replaceAll("/", ", "));
+    return { field: place ? place[1] : null, message: isInText ? `${inside}: ${words}` : words };
   });
   return found.length ? found : [{ field: FIELD_OF_CODE[problem.code] || null, message: inUnitsOfPage(problem) }];
 }
