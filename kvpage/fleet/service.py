@@ -20,7 +20,7 @@ from pathlib import Path
 
 from kvpage.client.http import Client
 from kvpage.client.resources import Device, Pool
-from kvpage.errors import DeviceUnavailable, KvpageError
+from kvpage.errors import MAX_ECHO_CHARS, DeviceUnavailable, KvpageError, shorten
 from kvpage.fleet.records import FleetRecord, ServiceOptions
 from kvpage.run_directory import RunDirectory
 
@@ -40,8 +40,11 @@ class LocalService:
         self._options = options
 
     def devices(self) -> list[Device]:
-        with self._client() as client:
-            return client.devices()
+        try:
+            with self._client() as client:
+                return client.devices()
+        except DeviceUnavailable as error:
+            raise DeviceUnavailable(f"{error.message}{self._last_words()}") from error
 
     def pools(self) -> list[Pool]:
         with self._client() as client:
@@ -81,8 +84,7 @@ class LocalService:
             command += ["--device", device]
         if self._options.memory is not None:
             command += ["--memory", self._options.memory]
-        log_path = self._runs.path / "serve.log"
-        with open(log_path, "ab") as log:
+        with open(self._log_path, "ab") as log:
             subprocess.run(
                 [sys.executable, "-c", _LAUNCH, *command],
                 stdin=subprocess.DEVNULL,
@@ -106,8 +108,20 @@ class LocalService:
             time.sleep(0.1)
         raise DeviceUnavailable(
             f"the service in {self._runs.path} is not ready after {START_TIMEOUT_S:g} s ({detail}); "
-            f"see {self._runs.path}/serve.log"
+            f"see {self._log_path}"
         )
+
+    @property
+    def _log_path(self) -> Path:
+        return self._runs.path / "serve.log"
+
+    def _last_words(self) -> str:
+        """Of a service that was started here and does not answer: why it ended, if it could say."""
+        try:
+            lines = self._log_path.read_text(errors="replace")[-MAX_ECHO_CHARS:].splitlines()
+        except OSError:
+            return ""
+        return f"; the last line of {self._log_path}: {shorten(lines[-1])}" if lines else ""
 
     def stop(self) -> None:
         """End what `start` started, and its workers with it. Raises `DeviceUnavailable` when it does not end."""

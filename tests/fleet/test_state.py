@@ -39,7 +39,7 @@ def test_a_plan_of_which_no_node_answers_is_still_shown_by_who_saw_it() -> None:
     manager.mend()
     fleet.nodes_by_name["n0000"].reachable = False
     shown = manager.mend()
-    assert [(node.name, node.state) for node in shown.nodes][0] == ("n0000", "lost")
+    assert {node.name: node.state for node in shown.nodes}["n0000"] == "lost"
     assert [(plan.state, {rank.state for rank in plan.ranks}) for plan in shown.plans] == [
         ("degraded", {"unreachable"})
     ]
