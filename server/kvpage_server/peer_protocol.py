@@ -25,8 +25,14 @@ class PeerAwareProtocol(GuardedProtocol):
 
 
 def _caller(fd: int) -> Caller:
-    # A socket of our own over the same connection: the loop's stand-in object has no getsockopt.
-    with socket.socket(fileno=os.dup(fd)) as own:
-        peer = peer_of(own)
+    """Calls nothing that lets go of the interpreter, as `dup` and `close` do: while plans are computed each would wait
+    for their threads, and all connections that have come meanwhile behind it.
+    """
+    # A socket object of our own for the same descriptor: the loop's stand-in has no getsockopt.
+    borrowed = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=fd)
+    try:
+        peer = peer_of(borrowed)
         is_known = peer.uid in (0, os.geteuid())  # whose groups then do not matter
-        return Caller(peer=peer, groups=frozenset() if is_known else supplementary_groups(own))
+        return Caller(peer=peer, groups=frozenset() if is_known else supplementary_groups(borrowed))
+    finally:
+        borrowed.detach()  # the loop's to close

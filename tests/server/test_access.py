@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from kvpage.errors import KvpageError, PermissionDenied, Unauthorized
 from kvpage.run_directory import RunDirectory
 from kvpage.wire.credentials import Peer
+from kvpage_server import peer_protocol
 from kvpage_server.access import AccessPolicy, Caller, Identity
 from kvpage_server.app import Application, create_app
 from kvpage_server.operations import Operations
@@ -284,3 +287,18 @@ async def test_a_form_of_another_page_does_nothing(api_over_tcp: httpx.AsyncClie
     assert_problem(refused, "unsupported-media-type")
     refused = await api_over_tcp.post("/v1/pools", content=body, headers={"Content-Type": media_type})
     assert_problem(refused, "permission-denied")
+
+
+def test_who_connects_is_known_by_the_connection_itself(no_leaks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another descriptor: opening and closing one would wait for the planning threads, a thousand times."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+
+    def fail(_fd: int) -> int:
+        raise AssertionError("a descriptor was duplicated")
+
+    monkeypatch.setattr(os, "dup", fail)
+    with ours, theirs:
+        caller = peer_protocol._caller(ours.fileno())
+        assert (caller.peer.pid, caller.peer.uid) == (os.getpid(), os.geteuid())
+        theirs.send(b"x")
+        assert ours.recv(1) == b"x"
