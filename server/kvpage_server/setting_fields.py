@@ -128,13 +128,13 @@ class Fields(BaseSettings):
     token_file: Annotated[Path | None, Setting(FILE, "FILE", may_hold_a_token=True)] = Field(
         default=None, description="File with the bearer tokens that are taken over TCP."
     )
-    tls_cert_file: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
+    tls_cert_file: Annotated[Path | None, Setting(FILE, "FILE", may_hold_a_token=True)] = Field(
         default=None, description="Certificate chain (PEM) to serve TLS with."
     )
-    tls_key_file: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
+    tls_key_file: Annotated[Path | None, Setting(FILE, "FILE", may_hold_a_token=True)] = Field(
         default=None, description="Private key (PEM) of the certificate."
     )
-    tls_client_ca_file: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
+    tls_client_ca_file: Annotated[Path | None, Setting(FILE, "FILE", may_hold_a_token=True)] = Field(
         default=None, description="Certificates (PEM) by which clients must prove who they are."
     )
     insecure: Annotated[bool, Setting(YES_OR_NO)] = Field(

@@ -228,7 +228,11 @@ def _check_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name in known:
             continue
-        begun = [other for other in known if len(name) > 3 and (other.startswith(name) or name.startswith(other + "_"))]
+        begun = [
+            other
+            for other in known
+            if len(name) > 3 and (other.startswith(name.removesuffix("s")) or name.startswith(other + "_"))
+        ]
         meant = begun or get_close_matches(name, known, n=1, cutoff=_MISSPELT)
         if meant and not _is_of_kubernetes(name, environ[variable]):
             faults.append(
