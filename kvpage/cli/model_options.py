@@ -11,7 +11,7 @@ import typer
 from kvpage.cli import completion
 from kvpage.cli.files import DEFAULT_STRATEGY, read_request
 from kvpage.cli.sizes import parse_bytes
-from kvpage.errors import SpecInvalid
+from kvpage.errors import NotFound, SpecInvalid
 
 _PANEL = "From a model's config"
 
@@ -103,8 +103,8 @@ _OF_MODEL = (
 def asked(typed: Mapping[str, Any]) -> Any:
     """The plan request in the file that was named, or one for the model, with what else was `typed`.
 
-    Raises `SpecInvalid` unless there is one of the two, and for a model without memory, and as `read_request` and
-    `read_config` do.
+    Raises `SpecInvalid` unless there is one of the two, and for a model without memory or that is not there, and as
+    `read_request` and `read_config` do.
     """
     if (typed["file"] is None) == (typed["model"] is None):
         raise SpecInvalid("give a plan request (FILE) or a model (--model PATH), one of the two")
@@ -113,18 +113,25 @@ def asked(typed: Mapping[str, Any]) -> Any:
 
 def _of_model(typed: Mapping[str, Any]) -> dict[str, Any]:
     """What was left out is left to the config and its reader."""
-    from kvpage.models import read_config
-
     if typed["memory"] is None:
         raise SpecInvalid("--memory is missing: say how much the cache of one rank may take, such as --memory 40GiB")
     entry = {name: typed[name] for name in _OF_MODEL if typed[name] not in (None, [])}
     if not typed["pp_stage"]:
         del entry["pp_stage"]  # all stages may be asked for, and then there is none
-    entry["config"] = read_config(typed["model"])
+    entry["config"] = _config(typed["model"])
     if typed["draft"] is not None:
-        entry["draft"] = read_config(typed["draft"])
+        entry["draft"] = _config(typed["draft"])
     said = {name: typed[name] for name in _LENGTHS if typed[name] is not None}
     return {"strategy": DEFAULT_STRATEGY, "model": entry, "memory_bytes": parse_bytes(typed["memory"])} | said
+
+
+def _config(path: Path) -> Any:
+    from kvpage.models import read_config
+
+    try:
+        return read_config(path)
+    except NotFound as error:  # who typed a wrong path can mend it: no other exit status than for a wrong FILE
+        raise SpecInvalid(error.message, details=error.details) from error
 
 
 def print_notes(request: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpage.cli.sizes import parse_bytes
-from kvpage.errors import KvpageError, NotFound, SpecInvalid, TooLarge, shorten
+from kvpage.errors import KvpageError, SpecInvalid, TooLarge, shorten
 from kvpage.planner.planner import plan
 from kvpage.simulation.baseline import POOLS, pools_layout
 from kvpage.simulation.layout import SimulatedLayout, layout_of
@@ -42,7 +42,7 @@ def without_pools(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def find_stream(name: str) -> Stream:
-    """The built-in stream `name`, or the file of that name. Raises `NotFound`, `TooLarge` and `SpecInvalid`."""
+    """The built-in stream `name`, or the file of that name. Raises `TooLarge` and `SpecInvalid`."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     shown = f"'{shorten(name)}'"
@@ -51,7 +51,7 @@ def find_stream(name: str) -> Stream:
             data = file.read(MAX_LENGTHS_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         reason = error.strerror if isinstance(error, OSError) else error
-        raise NotFound(
+        raise SpecInvalid(
             f"--stream {shown} is none of {', '.join(BUILT_IN)}, and no file that can be read: {reason}"
         ) from error
     if len(data) > MAX_LENGTHS_BYTES:

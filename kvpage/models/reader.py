@@ -45,11 +45,14 @@ def read_config(path: Path) -> Any:
 
     Published configs hold `Infinity` where Python wrote it; it is read, and refused only where a size is wanted.
     """
-    file = path / CONFIG_NAME if path.is_dir() else path
-    if not file.is_file():
-        hint = f"; the folder has no {CONFIG_NAME}" if path.is_dir() else ""
-        raise NotFound(f"no model config at {shorten(str(file))!r}{hint}. Models are not downloaded: give a local path")
+    file = path
     try:
+        file = path / CONFIG_NAME if path.is_dir() else path
+        if not file.is_file():
+            hint = "" if file == path else f"; the folder has no {CONFIG_NAME}"
+            raise NotFound(
+                f"no model config at {shorten(str(file))!r}{hint}. Models are not downloaded: give a local path"
+            )
         with file.open("rb") as opened:
             data = opened.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:

@@ -17,7 +17,7 @@ class AuditFile:
     """Owns its descriptor. Used by one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `SpecInvalid` when it cannot be opened, `PermissionDenied` when others may write to it."""
+        """Raises `SpecInvalid` for a file that can be no log: it is a wrong setting, and no second try helps."""
         self._path = path
         self._is_torn = False
         """Whether the file ends inside a line: the next one must begin with an end of line."""
@@ -28,6 +28,8 @@ class AuditFile:
             raise SpecInvalid(
                 f"the audit log {shorten(os.fspath(path))} cannot be opened: {error.strerror}{hint}"
             ) from error
+        except PermissionDenied as error:
+            raise SpecInvalid(error.message) from error
 
     def append(self, line: bytes) -> None:
         """Raises OSError or `PermissionDenied` when it is not there whole; what is there of it then stays, as a line

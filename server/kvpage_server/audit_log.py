@@ -54,7 +54,7 @@ class _Entry:
 
 class AuditLog:
     def __init__(self, path: Path) -> None:
-        """Raises `SpecInvalid` or `PermissionDenied` where no log can be kept."""
+        """Raises `SpecInvalid` where no log can be kept."""
         self._file = AuditFile(path)
         self._path = path
         self._arrived: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.api_service import ApiService
+from support.checkout import ROOT
 from support.command_line import COMMAND, run, run_here
 from support.plan_requests import small_request
 
@@ -48,10 +49,10 @@ def test_closed_streams(tmp_path: Path) -> None:
         )
 
     no_input = closing(0)
-    assert no_input.returncode == 1
-    assert only_line(no_input).startswith("error not-found: cannot read standard input")
-    assert closing(0, 1).returncode == 1
-    assert closing(0, 2).returncode == 1
+    assert no_input.returncode == 2
+    assert only_line(no_input).startswith("error spec-invalid: cannot read standard input")
+    assert closing(0, 1).returncode == 2
+    assert closing(0, 2).returncode == 2
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
@@ -62,6 +63,43 @@ def test_a_full_disk_is_said() -> None:
         )
     assert done.returncode == 1
     assert done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_picture_that_the_disk_does_not_take_is_no_wrong_name() -> None:
+    done = run_here("plan", "-", "--svg", "/dev/full", "--json", stdin=REQUEST)
+    assert (done.returncode, json.loads(done.stderr)["code"]) == (1, "output")
+
+
+NO_FILE = "nowhere/at.all"
+MODEL = str(next((ROOT / "tests" / "data" / "models").iterdir()))
+
+
+@pytest.mark.parametrize("path", [NO_FILE, "", "x" * 300], ids=["missing", "a folder", "a long name"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", NO_FILE],
+        ["plan", "--memory", "1GiB", "--model", NO_FILE],
+        ["plan", "--memory", "1GiB", "--model", MODEL, "--draft", NO_FILE],
+        ["plan", "-", "--svg", NO_FILE],
+        ["simulate", NO_FILE],
+        ["simulate", "-", "--stream", NO_FILE],
+        ["pools", "create", NO_FILE, "--name", "one", "--url", NOWHERE],
+        ["pools", "list", "--url", NOWHERE, "--token-file", NO_FILE],
+        ["pools", "list", "--url", "https://127.0.0.1:1", "--ca-file", NO_FILE],
+        ["health", "--url", NOWHERE, "--token-file", NO_FILE],
+        ["health", "--url", "https://127.0.0.1:1", "--ca-file", NO_FILE],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_is_wrong_is_wrong_input_whatever_command_it_is_for(
+    tmp_path: Path, command: list[str], path: str
+) -> None:
+    typed = [str(tmp_path / path) if word == NO_FILE else word for word in command]
+    done = run_here(*typed, stdin=REQUEST)
+    assert done.returncode == 2
+    assert only_line(done).startswith("error spec-invalid: ")
 
 
 def _missing(folder: Path) -> Path:

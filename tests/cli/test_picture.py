@@ -38,8 +38,8 @@ def test_a_dash_is_standard_output(picture: str) -> None:
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "no" / "folder.svg", tmp_path / ("x" * 300)):
         done = run("--svg", str(place))
-        assert done.returncode == 1
-        assert done.stderr.startswith("error not-found: cannot write")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error spec-invalid: cannot write")
 
 
 def test_a_comparison_has_no_picture(tmp_path: Path) -> None:

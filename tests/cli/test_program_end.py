@@ -1,4 +1,4 @@
-"""How every program ends that is interrupted, or whose output nobody takes: by its exit status, never in a traceback."""
+"""How every program ends that is interrupted, or whose output nobody takes: by its exit status, and in no traceback."""
 
 from __future__ import annotations
 
