@@ -219,16 +219,19 @@ class MemoryTransport:
             raise CoordinatorDiedError
         if self._happens(faults.crash):
             self.crash(node)
-        if not node.reachable or self._happens(faults.lost_question):
+        if self._is_lost(node, faults.lost_question):
             return DeviceUnavailable(f"node {name} does not answer")
         answer = node.allocator.handle(data)
         self.traffic.messages += 2
         self.traffic.bytes += len(data) + len(answer)
         if self._happens(faults.crash):
             self.crash(node)
-        if not node.reachable or self._happens(faults.lost_answer):
+        if self._is_lost(node, faults.lost_answer):
             return DeviceUnavailable(f"node {name} does not answer")
         return messages.decode_answer(answer)
+
+    def _is_lost(self, node: MemoryNode, chance: float) -> bool:
+        return not node.reachable or self._happens(chance)
 
     def _happens(self, chance: float) -> bool:
         return chance > 0 and self.rng.random() < chance
