@@ -115,7 +115,9 @@ def _tcp_socket(host: str, port: int) -> socket.socket:
         sock = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
     except OSError as error:
         kind = PermissionDenied if error.errno in (errno.EACCES, errno.EPERM) else Conflict
-        raise kind(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        raise kind(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; give another --port or --host"
+        ) from error
     for level, option, value in _TCP_OPTIONS:
         sock.setsockopt(level, option, value)
     return sock

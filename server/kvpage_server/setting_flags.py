@@ -70,5 +70,5 @@ def _unknown(extra: Sequence[str], flags: Sequence[str]) -> str:
     names = [found[0] for word in extra if (found := _FLAG.match(word))]
     if not names:
         return f"{len(extra)} words too many"
-    meant = nearest(names[0].lstrip("-"), [flag.lstrip("-") for flag in flags])
+    meant = nearest(names[0].lstrip("-"), [flag.lstrip("-") for flag in flags]).replace("'", "'--", 1)
     return f"unrecognized arguments: {' '.join(names)}{meant}"

@@ -74,7 +74,9 @@ class TlsContext:
 
 def _unusable(what: str, error: Exception) -> SpecInvalid:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return SpecInvalid(f"{what} cannot be used: {shorten(reason)}")
+    if "PEM lib" in reason:  # all that OpenSSL says of a file of another kind
+        reason = "what is expected as PEM is not there"
+    return SpecInvalid(f"{what} cannot be used: {shorten(reason)}; certificates and keys are read as PEM")
 
 
 def _named(path: Path) -> str:

@@ -93,6 +93,17 @@ def test_a_file_that_is_missing_is_found(tmp_path: Path) -> None:
     assert missing_paths("`kvpage/` and `kvpage/gone.py`", tmp_path) == ["kvpage/gone.py"]
 
 
+def test_the_files_named_for_a_metric_are_those_that_name_metrics() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    [told] = re.findall(r"^### … a metric\n\n1\. (.+)$", page, re.MULTILINE)
+    named = {path for path in PATH.findall(told) if path.startswith("server/")}
+    sources = ROOT / "server" / "kvpage_server"
+    having = {
+        f"server/kvpage_server/{path.name}" for path in sources.glob("metrics*.py") if '"kvpage_' in path.read_text()
+    }
+    assert named == having
+
+
 def test_contributing_tells_how_to_add_each_thing() -> None:
     told = re.findall(r"^### … an? (.+)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     things = ("kind of layer", "family of models", "attention backend", "HTTP operation")

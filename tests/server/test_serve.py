@@ -119,6 +119,7 @@ def test_a_port_in_use_is_refused_and_nothing_is_left(no_leaks: None, run_dir: P
         done = run_refused(run_dir, "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "cannot listen on 127.0.0.1" in done.stderr
+    assert "give another --port" in done.stderr
     assert not (run_dir / "kvpage.sock").exists()
 
 

@@ -71,6 +71,12 @@ def test_flags_of_the_server_are_not_those_of_a_worker(capsys: pytest.CaptureFix
     assert "unrecognized arguments: --port" in capsys.readouterr().err
 
 
+def test_a_misspelt_flag_is_answered_with_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        worker_parser().parse(["--devise", "host"])
+    assert "did you mean '--device'?" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_leaks")
 def test_a_file_configures_a_worker_that_keeps_its_process(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = run_dir / "kvpage.toml"
