@@ -101,7 +101,7 @@ def list_pools(client: Client, as_json: AsJson = False) -> None:
     if not pools:
         typer.echo("no pools")
         return
-    table = Table("pool", "id", "device", "state", "bytes", "holders", "plan", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table("pool", "id", "device", "state", "size", "holders", "plan", box=SIMPLE_HEAD, pad_edge=False)
     for pool in pools:
         size = format_bytes(pool.buffer_size_bytes)
         table.add_row(
