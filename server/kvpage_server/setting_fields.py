@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,13 @@ def _split(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _plain_number(value: object) -> object:
+    """Of the texts that pydantic takes for numbers, those that a file could have as numbers, such as no `1_000`."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        raise ValueError("it is no number")
+    return value
+
+
 def _as_text(value: object) -> object:
     """TOML has numbers for what the command line has as text: `memory = 0.5`, `group = 1000`."""
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
@@ -74,6 +82,7 @@ def _checked_devices(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 BOTH: tuple[Program, ...] = ("serve", "worker")
 Devices = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_checked_devices)]
 Device = Annotated[str, AfterValidator(_checked_device)]
@@ -111,20 +120,22 @@ class Fields(BaseSettings):
     leave_workers: Annotated[bool, Setting(YES_OR_NO)] = Field(
         default=False, description="Workers go on when the server ends."
     )
-    adopt_within_s: Annotated[float, Setting("seconds from 0 to 3600", "SECONDS", "--adopt-within", programs=BOTH)] = (
-        Field(
-            default=DEFAULT_ADOPT_WITHIN_S,
-            ge=0,
-            le=3600,
-            description="How long clients wait for the pools of a worker that died to be handed over.",
-        )
+    adopt_within_s: Annotated[
+        float,
+        BeforeValidator(_plain_number),
+        Setting("seconds from 0 to 3600", "SECONDS", "--adopt-within", programs=BOTH),
+    ] = Field(
+        default=DEFAULT_ADOPT_WITHIN_S,
+        ge=0,
+        le=3600,
+        description="How long clients wait for the pools of a worker that died to be handed over.",
     )
     host: Annotated[str, Setting("an address or name of this machine", "ADDRESS")] = Field(
         default=DEFAULT_HOST, pattern=r"^[^\s/@]+$", description="TCP address to listen on."
     )
-    port: Annotated[int | None, Setting("a number from 0 to 65535, 0 for any free port", "PORT")] = Field(
-        default=None, ge=0, le=65535, description="TCP port; without it only the Unix socket is served."
-    )
+    port: Annotated[
+        int | None, BeforeValidator(_plain_number), Setting("a number from 0 to 65535, 0 for any free port", "PORT")
+    ] = Field(default=None, ge=0, le=65535, description="TCP port; without it only the Unix socket is served.")
     token_file: Annotated[Path | None, Setting(FILE, "FILE", may_hold_a_token=True)] = Field(
         default=None, description="File with the bearer tokens that are taken over TCP."
     )
@@ -146,7 +157,9 @@ class Fields(BaseSettings):
     audit_log: Annotated[Path | None, Setting(FILE, "FILE")] = Field(
         default=None, description="File to which every change, with who made it, is appended."
     )
-    rate_limit_per_s: Annotated[float, Setting("a number from 0.001 to 1000000", "NUMBER", "--rate-limit")] = Field(
+    rate_limit_per_s: Annotated[
+        float, BeforeValidator(_plain_number), Setting("a number from 0.001 to 1000000", "NUMBER", "--rate-limit")
+    ] = Field(
         default=DEFAULT_RATE_LIMIT_PER_S,
         ge=0.001,
         le=1_000_000,

@@ -150,7 +150,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     try:
         with open_ordinary(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")  # with the mark that editors of Windows begin files with
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise SpecInvalid(

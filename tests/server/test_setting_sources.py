@@ -57,6 +57,10 @@ def test_the_file_has_numbers_where_the_command_line_has_text(tmp_path: Path) ->
     )
 
 
+def test_a_file_may_begin_with_the_mark_of_windows(tmp_path: Path) -> None:
+    assert read(tmp_path, "\ufeffport = 1\n").fields.port == 1
+
+
 def test_an_empty_variable_is_one_that_is_not_set(tmp_path: Path) -> None:
     assert read(tmp_path, "port = 1", {"KVPAGE_PORT": "", "KVPAGE_TOKEN_FILE": ""}).fields.port == 1
 
@@ -157,7 +161,8 @@ def test_a_wrong_value_in_the_file_is_told_with_its_line_and_what_it_takes(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("port", "x"), ("port", "65536"), ("port", "1.5"), ("insecure", "perhaps"), ("adopt_within_s", "1h"),
+        ("port", "x"), ("port", "65536"), ("port", "1.5"), ("port", "8_080"),
+        ("port", "\uff18"), ("insecure", "perhaps"), ("adopt_within_s", "1h"),
         ("adopt_within_s", "3601"), ("rate_limit_per_s", "nan"),
         ("rate_limit_per_s", "1e-320"), ("log_level", "DEBUG"), ("log_format", "xml"),
         ("host", "http://127.0.0.1"),
