@@ -54,7 +54,7 @@ SCHEMA: dict[str, Any] = {
 """JSON schema of such an object."""
 
 
-def looks_like_config(values: Mapping[object, object]) -> bool:
+def looks_like_config(values: Mapping[Any, object]) -> bool:
     """True for what is a model's config.json and no request or entry of ours."""
     return "model_type" in values or "architectures" in values
 
