@@ -71,6 +71,8 @@ LONGEST_FIRST = (
     "ui/test_page.py",
     "pages/test_leased_crash.py",
     "server/test_kill_matrix.py",
+    "integrations/test_transformers.py",
+    "integrations/test_transformers_processes.py",
     "cuda/test_service.py",
     "deploy/test_image.py",
     "server/test_survival.py",

@@ -10,8 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV32Config, DynamicCache
 
 import kvpage
-from kvpage.errors import Conflict, NotSupported, OutOfBlocks, SpecInvalid, StaleHandle
+from kvpage.errors import Conflict, NotSupported, OutOfBlocks, SpecInvalid, StaleHandle, WorkerLost
 from kvpage.integrations.transformers import KvpageCache, ModelPool, plan_request
+from kvpage.pages.block_lease import BlockLease
+from support.checkout import ROOT
+from support.markdown import page
 from support.tiny_models import (
     CONFIGS,
     NEW_TOKENS,
@@ -43,7 +46,7 @@ def stock(model: Any, run: str) -> Any:
     return generate(model, prompts(*lengths), **options)
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -196,6 +199,7 @@ def test_rows_can_be_chosen_and_repeated() -> None:
 # --- prefixes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_prefix_that_is_cached_is_not_computed_again(name: str) -> None:
     model, inputs = tiny_model(name), prompts(53)
@@ -360,6 +364,22 @@ def test_a_closed_cache_is_of_no_use_and_has_left_the_model() -> None:
                 use()
 
 
+def test_a_cache_whose_lease_fails_lets_go_of_the_model_and_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    before = len(model._forward_hooks)
+    with poisoned_pool(model) as pool:
+        cache = KvpageCache.local(model, pool)
+        model(**prompts(20), cache=cache)
+        with monkeypatch.context() as broken:
+            broken.setattr(BlockLease, "free", lambda *_: (_ for _ in ()).throw(WorkerLost("as if it had died")))
+            with pytest.raises(WorkerLost):
+                cache.close()
+        assert len(model._forward_hooks) == before
+        assert held_blocks(pool) == 0
+        with pytest.raises(StaleHandle):
+            _ = cache.tensors
+
+
 def test_a_pool_of_another_model_or_dtype_is_refused() -> None:
     llama, half = tiny_model("llama"), tiny_model("llama", torch.bfloat16)
     with poisoned_pool(tiny_model("gemma3")) as pool, pytest.raises(SpecInvalid, match="plan_request"):
@@ -395,3 +415,9 @@ def test_a_pool_of_this_process_is_planned_as_one_of_a_service() -> None:
     with ModelPool.of(model, num_blocks=20, strategy="unify") as pool:
         assert pool.plan.plan_id == kvpage.plan(plan_request(model, num_blocks=20, strategy="unify")).plan_id
         assert [layer.decision for layer in pool.plan.layers.values()] == ["pad", "keep", "pad", "share"]
+
+
+def test_its_document_runs() -> None:
+    code = "\n".join(fence.text for fence in page(ROOT / "docs/transformers.md").fences if fence.info == "python")
+    assert code.count("assert ") == 3
+    exec(compile(code, "docs/transformers.md", "exec"), {})

@@ -228,10 +228,12 @@ class KvpageCache(Cache):
 
     def close(self) -> None:
         """Give everything back. May be called twice."""
-        self._batch.close()
-        self.layers.clear()
-        self._tensors = None  # else the memory stays mapped
-        self._owned.close()
+        try:
+            self._batch.close()
+        finally:  # whatever has become of the worker
+            self.layers.clear()
+            self._tensors = None  # else the memory stays mapped
+            self._owned.close()
 
     def __enter__(self) -> Self:
         return self
