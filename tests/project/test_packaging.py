@@ -91,7 +91,7 @@ def test_the_base_install_has_floors_and_no_ceilings() -> None:
 
 
 def test_the_extras_are_the_documented_ones() -> None:
-    assert set(PROJECT["optional-dependencies"]) == {"torch", "server", "fleet", "cuda", "dev"}
+    assert set(PROJECT["optional-dependencies"]) == {"torch", "server", "fleet", "cuda", "transformers", "dev"}
 
 
 def test_the_lock_satisfies_the_floors_and_leaves_torch_to_the_user() -> None:
