@@ -79,9 +79,7 @@ def create_app(
     `access`: default from the settings. `on_shutdown`: runs last, when nothing is served any more. `join_fleet`:
     default the Ray cluster of the settings, if they name one.
     """
-    counted = ServiceMetrics()
-    if join_fleet is None and settings.fleet is not None:
-        join_fleet = joined(settings.fleet)
+    counted, joining = ServiceMetrics(), join_fleet or joined(settings.fleet)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -92,16 +90,8 @@ def create_app(
             stack.callback(plans.close)
             supervisor = Supervisor(settings)
             metrics = Metrics(counted, supervisor.each)
-            fleet = FleetService(join_fleet)
-            app.state.services = Services(
-                settings=settings,
-                plans=plans,
-                pools=supervisor,
-                leases=HttpLeases(supervisor),
-                events=EventStreams(supervisor),
-                metrics=metrics,
-                fleet=fleet,
-            )
+            fleet = FleetService(joining)
+            app.state.services = _services(settings, plans, supervisor, metrics, fleet)
             supervisor.start()
             fleet.start()
             announcing = asyncio.ensure_future(_announce(supervisor, settings.ready_fd))
@@ -158,6 +148,20 @@ class Application(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._front(scope, receive, send)
+
+
+def _services(
+    settings: Settings, plans: PlanService, supervisor: Supervisor, metrics: Metrics, fleet: FleetService
+) -> Services:
+    return Services(
+        settings=settings,
+        plans=plans,
+        pools=supervisor,
+        leases=HttpLeases(supervisor),
+        events=EventStreams(supervisor),
+        metrics=metrics,
+        fleet=fleet,
+    )
 
 
 def _audit(settings: Settings, stack: contextlib.ExitStack) -> Audit | None:

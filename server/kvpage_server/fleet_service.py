@@ -73,8 +73,10 @@ class FleetService:
             return
 
 
-def joined(address: str) -> Joined:
-    """For a Ray cluster. Raises `NotSupported` when Ray is not installed."""
+def joined(address: str | None) -> Joined | None:
+    """For the Ray cluster at `address`; None without one. Raises `NotSupported` when Ray is not installed."""
+    if address is None:
+        return None
     if find_spec("ray") is None:
         raise NotSupported(f"--fleet needs Ray: {how_to_install('fleet')}")
 

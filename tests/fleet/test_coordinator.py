@@ -26,7 +26,7 @@ class Watched(MemoryTransport):
     before: Any = None
 
     def ask(self, questions: Any, *, timeout_s: float) -> Any:
-        answers = {}
+        answers: dict[str, Any] = {}
         for name, message in questions.items():
             if self.before is not None:
                 self.before(name, message)

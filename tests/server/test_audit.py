@@ -130,6 +130,8 @@ FAULTY = [
     ("delete_pool", "DELETE", f"/v1/pools/{NO_POOL}?wait=soon", None, {"pool_id": NO_POOL}),
     ("create_lease", "POST", f"/v1/pools/{NO_POOL}/leases", {"name": 1}, {"pool_id": NO_POOL}),
     ("adopt_lease", "POST", f"/v1/pools/{NO_POOL}/leases:adopt", {"name": 1}, {"pool_id": NO_POOL}),
+    ("create_fleet_plan", "POST", "/v1/fleet/plans", {"name": 1}, {}),
+    ("delete_fleet_plan", "DELETE", "/v1/fleet/plans/mimo?force=maybe", None, {"fleet_plan_id": "mimo"}),
     ("set_tenant", "PUT", f"/v1/pools/{NO_POOL}/tenants/t", {"weight": 0}, {"pool_id": NO_POOL, "name": "t"}),
 ]
 """Requests that a role may make, with a fault."""
@@ -149,6 +151,7 @@ def test_a_faulty_request_that_began_nothing_is_told_of_once(
 
 def test_every_operation_whose_route_begins_the_record_is_tried_here() -> None:
     begun = {"create_lease", "adopt_lease", "create_pool", "delete_pool", "set_tenant"}
+    begun |= {"create_fleet_plan", "delete_fleet_plan"}
     assert begun == {name for name, rule in RULES.items() if rule.begins_in_route} == {one[0] for one in FAULTY}
 
 

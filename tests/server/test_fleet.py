@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 import anyio
@@ -138,8 +139,6 @@ async def test_others_are_served_while_a_plan_is_being_made(run_dir: Path) -> No
     app = create_app(settings_without_worker(run_dir), join_fleet=lambda: manager_of(Slow(fleet, going_on)))
     async with in_process(app) as client:
         await joined(client)
-        import asyncio
-
         making = asyncio.ensure_future(client.post("/v1/fleet/plans", json=PLAN))
         assert (await client.get("/livez")).status_code == 200
         assert (await client.get("/v1/fleet")).status_code == 200
@@ -155,9 +154,11 @@ class Slow(MemoryTransport):
         super().__init__(fleet.nodes_by_name, fleet.rng)
         self._going_on = going_on
 
-    def admitted(self, nodes: Iterable[str], *, timeout_s: float) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def admitted(self, nodes: Iterable[str], *, timeout_s: float) -> Iterator[None]:
         assert self._going_on.wait(60)
-        return super().admitted(nodes, timeout_s=timeout_s)
+        with super().admitted(nodes, timeout_s=timeout_s):
+            yield
 
 
 def test_no_server_loads_ray_without_a_fleet() -> None:

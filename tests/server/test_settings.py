@@ -19,7 +19,7 @@ TEXTS = {
     "devices": "cuda:0,cuda:1", "external_workers": "yes", "leave_workers": "1", "memory": "0.25", "group": "0",
     "adopt_within_s": "3.5", "host": "localhost", "port": "81", "token_file": "/t", "tls_cert_file": "/c",
     "tls_key_file": "/k", "tls_client_ca_file": "/ca", "insecure": "true", "audit_log": "/a", "rate_limit_per_s": "7",
-    "log_format": "text", "log_level": "debug",
+    "fleet": "auto", "log_format": "text", "log_level": "debug",
 }  # fmt: skip
 """A value of each setting as a variable has it, none of them the default."""
 
