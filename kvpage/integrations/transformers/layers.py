@@ -20,7 +20,7 @@ class Attention(CacheLayerMixin):
     supports_early_init = False
 
     def __init__(self, batch: Batch, layer: LayerPlan, tensor: torch.Tensor, window: int | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         assert layer.group is not None
         self._batch, self._kv_layer, self._kv, self.group = batch, layer, tensor, layer.group
         self.name = layer.name
