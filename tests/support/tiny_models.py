@@ -134,9 +134,7 @@ def _falcon_h1() -> Any:
         "mamba_d_state": 8,
     }
     config: Any = transformers.FalconH1Config  # its types leave head_dim out
-    return config(
-        **_COMMON, head_dim=16, num_hidden_layers=2, **mixer, mamba_d_conv=4, mamba_chunk_size=16
-    )
+    return config(**_COMMON, head_dim=16, num_hidden_layers=2, **mixer, mamba_d_conv=4, mamba_chunk_size=16)
 
 
 def _lfm2() -> Any:
