@@ -76,7 +76,7 @@ def up(
 @app.command(
     epilog=examples(
         "kvpage fleet plan model.yaml --name mimo",
-        "kvpage fleet plan model.yaml --name mimo --place node-a/cuda:0 --place node-b/cuda:0 --json",
+        "kvpage fleet plan model.yaml --name mimo --place a/cuda:0 --place b/cuda:0",
     )
 )
 def plan(
