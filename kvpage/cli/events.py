@@ -114,7 +114,8 @@ class _Standing:
         if event.kind != "pool":
             return False
         data = msgspec.to_builtins(event.data)
-        return self._states.pop(data["pool_id"], None) == data["state"]
+        was = self._states.pop(data["pool_id"], None)
+        return was is not None and was == str(data["state"])
 
 
 class _Printer:

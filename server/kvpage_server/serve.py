@@ -140,7 +140,7 @@ class _Server(uvicorn.Server):
         )
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]  # a narrower type than uvicorn's
+    def capture_signals(self) -> Iterator[None]:
         """Behind it a captured signal ends the process, which then does nothing more."""
         with super().capture_signals():
             try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -90,7 +90,7 @@ def test_changes_and_an_event_to_go_on_after_exclude_each_other(where: tuple[str
 
 
 @pytest.mark.parametrize(("then", "is_old"), [("ready", True), ("deleting", False)])
-def test_only_the_state_that_was_there_is_old_and_only_once(then: str, is_old: bool) -> None:
+def test_only_the_state_that_was_there_is_old_and_only_once(then: Literal["ready", "deleting"], is_old: bool) -> None:
     standing = _Standing([SimpleNamespace(id="pool-1", state="ready")])  # type: ignore[list-item]
     data = PoolEvent(pool_id="pool-1", name="mimo", device="host", state=then)
     event = Event(kind="pool", data=data, id="x")

@@ -110,7 +110,8 @@ def test_faults_point_into_the_request_as_it_was_sent(changes: Any, pointer: str
 
 @pytest.mark.parametrize("strategy", ["auto", "unify", "slab"])
 def test_what_is_wrong_with_all_layers_is_told_once_and_names_none_that_the_caller_did_not_write(strategy: str) -> None:
-    for options in ({"kv_dtype": "fp8_ds_mla"}, {"backend": "flashmla"}):
+    wrong: list[dict[str, Any]] = [{"kv_dtype": "fp8_ds_mla"}, {"backend": "flashmla"}]
+    for options in wrong:
         with pytest.raises(SpecInvalid) as caught:
             kvpage.plan(request("llama-3.1-8b", **options) | {"strategy": strategy})
         assert len(caught.value.errors) == 1

@@ -24,6 +24,7 @@ RUN_BY: Mapping[str, str] = {
     "docs/leases.md": "docs/test_documents.py",
     "docs/models.md": "models/test_document.py",
     "docs/prefix.md": "pages/test_prefix_document.py",
+    "docs/transformers.md": "integrations/test_transformers.py",
     "docs/protocol.md": "wire/test_protocol_document.py",
     "docs/ranks.md": "docs/test_documents.py",
     "docs/strategies.md": "docs/test_documents.py",
