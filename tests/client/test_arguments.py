@@ -105,7 +105,7 @@ CALLS: list[tuple[str, Callable[[Client, Any], object], list[Any]]] = [
     ("wait_s", lambda client, value: client.create_pool({}, name="mimo", wait_s=value), NO_SECONDS),
     ("wait_s", lambda client, value: client.get_pool("pool-1", wait_s=value), NO_SECONDS),
     ("wait_s", lambda client, value: client.delete_pool("pool-1", wait_s=value), NO_SECONDS),
-    ("request", lambda client, value: client.plan({"a": value}), [object(), "\ud800", float]),
+    ("/a", lambda client, value: client.plan({"a": value}), [object(), "\ud800", float]),
 ]
 
 
