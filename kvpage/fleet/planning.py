@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvpage.client.fleet_resources import Place
-from kvpage.errors import NotEnoughMemory, SpecInvalid
+from kvpage.errors import FieldError, NotEnoughMemory, SpecInvalid
 from kvpage.fleet.placement import check_places, place
 from kvpage.fleet.records import FleetRecord, NodeReport, digest
 from kvpage.planner.ranks import plan_ranks
@@ -54,7 +54,11 @@ def _with_ranks(request: Mapping[str, Any]) -> dict[str, Any]:
     """A model has all its ranks, other requests one if they do not say."""
     if not isinstance(request, Mapping):
         raise SpecInvalid(f"a plan request is a mapping, not {type(request).__name__}")
-    if request.get("ranks") is not None:
+    for field in ("model", "ranks"):
+        if field in request and request[field] is None:
+            detail = f"{field} is null; leave it out, or say what it is"
+            raise SpecInvalid(f"/{field}: {detail}", errors=[FieldError(f"/{field}", detail)])
+    if "ranks" in request:
         return dict(request)
     return dict(request) | {"ranks": "all" if request.get("model") is not None else [{}]}
 

@@ -32,6 +32,8 @@ from kvpage_server.settings import Settings
 from support.api_in_process import OWN_CALLER, CalledBy
 from support.checkout import ROOT
 from support.eventually import until
+from support.memory_fleet import manager_of, small_fleet
+from support.plan_requests import small_request
 from support.worker_process import WorkerProcess
 
 
@@ -71,7 +73,8 @@ DESCRIBED_FOR = {} if IS_LONG else {"/v1/pools": with_one_request()}
 @pytest.fixture(scope="module", autouse=True)
 def served() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="kvp-") as folder, WorkerProcess(Path(folder), "--memory", "64MiB"):
-        app = create_app(Settings(run_directory=RunDirectory(Path(folder)), external_workers=True))
+        settings = Settings(run_directory=RunDirectory(Path(folder)), external_workers=True)
+        app = create_app(settings, join_fleet=lambda: manager_of(small_fleet()))
         LATE.app = CalledBy(app, OWN_CALLER)
         until(is_ready)
         yield
@@ -85,7 +88,7 @@ def is_ready() -> bool:
 
 NO_POOL = "pool-0123456789abcdef"
 # A schema cannot say which layers go together or which devices there are: these may refuse what it allows.
-PARTICULAR = {"POST /v1/plans", "POST /v1/pools", "GET /v1/pools"}
+PARTICULAR = {"POST /v1/plans", "POST /v1/pools", "GET /v1/pools", "POST /v1/fleet/plans"}
 # How many groups a pool has is in its plan; where a reader of events was, only the server can say.
 PARTICULAR |= {"GET /v1/pools/{pool_id}/contents", "GET /v1/events"}
 # To a schema 8.0 is an integer; these refuse it, as all of kvpage does. And an id may be of a lease that has ended.
@@ -207,6 +210,13 @@ def test_what_is_done_with_a_lease_is_as_described() -> None:
         do(path, method, parts)
 
 
+def test_a_fleet_does_what_is_described() -> None:
+    do("/v1/fleet", "GET", {})
+    plan = do("/v1/fleet/plans", "POST", {}, {"name": "described", "request": small_request(ranks=[{}, {}])})
+    for method in ("GET", "DELETE"):
+        do("/v1/fleet/plans/{fleet_plan_id}", method, {"fleet_plan_id": plan["id"]})
+
+
 def do(path: str, method: str, parts: dict[str, str], body: Any = None, query: dict[str, Any] | None = None) -> Any:
     """Its answer, which is as described."""
     named = {name: value for name, value in parts.items() if f"{{{name}}}" in path}
@@ -225,8 +235,7 @@ def test_every_operation_has_been_done_and_has_been_refused() -> None:
         pytest.skip("only when every test of this file has run")
     for label, statuses in SEEN.items():
         # A stream is never done: tests/server/test_events.py reads one, tests/cuda/test_hold.py the other.
-        # This server is of no fleet: tests/server/test_fleet.py has one.
-        assert min(statuses) < 300 or label.endswith(("/hold", "/events")) or "/v1/fleet" in label, label
+        assert min(statuses) < 300 or label.endswith(("/hold", "/events")), label
         assert max(statuses) >= 400, label
 
 
