@@ -174,7 +174,7 @@ def test_each_fault_is_printed_once() -> None:
         (["--group", "99999999999"], "4294967294"),
         (["--group", "4294967295"], "4294967294"),
         (["--group", "²"], "no group"),
-        (["--token-file", "/dev/zero"], "can be read or changed by everybody"),
+        (["--token-file", "/dev/zero"], "not an ordinary file"),
     ],
 )
 def test_what_serve_cannot_start_with(run_dir: Path, arguments: list[str], reason: str) -> None:

@@ -210,7 +210,7 @@ FAULTS = [
     ("config", json.dumps(LLAMA)[:-1] + ', "vocab_size": 1, "vocab_size": 2}', "vocab_size"),
     ("config", '{"a":' * 40 + "1" + "}" * 40, "levels"),
     ("memory", "0", "more than 0"),
-    ("memory", "0.0001", "memory"),
+    ("memory", "0.0001", "too little"),
     ("tp", "0", "whole number"),
     ("tp", "1.5", "whole number"),
     ("block_size", "0", "whole number"),
