@@ -132,7 +132,7 @@ def test_bad_input_is_one_clear_error(text: str, code: str, status: int) -> None
 
 def test_a_file_that_is_not_there() -> None:
     done = run("plan", "no-such-file.json")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "no-such-file.json" in done.stderr
 
 
