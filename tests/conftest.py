@@ -128,6 +128,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        freeze()
+
+
 def freeze() -> None:
     """What has been imported by now stays: no collection of a leak check needs to walk all of torch again."""
     gc.collect()

@@ -19,6 +19,8 @@ from support.screen import Screen
 from support.stand_in_service import Asked, StandInService
 
 SIZE_BYTES = 64 << 30
+LONGEST_LOOK_S = 1.0
+"""Who shows no progress asks for 30 s, and a quarter comes with each answer."""
 POOL_ID = "pool-0123456789abcdef"
 
 
@@ -40,7 +42,7 @@ class Committing(StandInService):
         if asked.method == "POST":
             return 202, pool_told("creating")
         if self.quarters + self._step < 4:
-            self.wait(asked.wait_s)
+            self.wait(min(asked.wait_s, LONGEST_LOOK_S))
         self.quarters += self._step
         if self.quarters >= 4:
             return 200, pool_told(self._end, SIZE_BYTES, **self._others)
@@ -149,7 +151,7 @@ class Held(StandInService):
             return 200, pool_told("ready")
         self._left -= 1
         if self._left >= 0:
-            self.wait(asked.wait_s)
+            self.wait(min(asked.wait_s, LONGEST_LOOK_S))
             return 409, {"code": "conflict", "detail": "it is held by vllm", "details": {"holders": HOLDERS}}
         return 204, None
 

@@ -157,7 +157,7 @@ def test_what_the_units_start_says_wrong_settings_by_its_exit_status(name: str, 
     command = [str(Path(sys.executable).with_name("kvpage")), *unit.command()]
     wrong = os.environ | {"KVPAGE_MEMORY": "much", "KVPAGE_RUN_DIR": str(tmp_path), "KVPAGE_CONFIG": os.devnull}
     done = subprocess.run(command, env=wrong, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, "memory" in done.stderr) == (WRONG_SETTINGS, True)
+    assert (done.returncode, "KVPAGE_MEMORY" in done.stderr) == (WRONG_SETTINGS, True)
 
 
 def test_both_units_run_as_the_user_that_is_made() -> None:

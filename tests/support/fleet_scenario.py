@@ -63,6 +63,8 @@ class Machines:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # Ray also notes there which cluster runs, and does not make the folder it would note it in.
+        os.environ["RAY_TMPDIR"] = str(folder)
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={

@@ -116,6 +116,24 @@ def test_every_example_has_the_plan_that_the_library_gives(open_page: Open, requ
         expect_plan(page, kvpage.plan(written) if written else plan_of({"config": example["config"]}))
 
 
+def test_the_settings_of_a_request_go_with_it_and_those_of_the_reader_stay(open_page: Open) -> None:
+    request = next(one["request"] for one in EXAMPLES if "request" in one)
+    page = open_page()
+    expect_plan(page, plan_of({"config": EXAMPLES[0]["config"]}))
+    page.get_by_label("Example").select_option("mimo")
+    expect_plan(page, kvpage.plan(request))
+    page.get_by_label("Example").select_option("llama-3.1-8b")
+    expect_plan(page, plan_of({"config": LLAMA}))
+    page.get_by_label("Example").select_option("mimo")
+    expect_plan(page, kvpage.plan(request))
+    page.reload()  # by its address alone
+    expect_plan(page, kvpage.plan(request))
+    set_field(page, "memory", "8")
+    expect_plan(page, kvpage.plan(request | {"memory_bytes": 8 << 30}))
+    page.get_by_label("Example").select_option("llama-3.1-8b")
+    expect_plan(page, plan_of({"config": LLAMA}, memory_bytes=8 << 30))
+
+
 def test_a_config_that_is_pasted_has_the_plan_that_the_library_gives(open_page: Open) -> None:
     page = open_page()
     config = LLAMA | {"num_hidden_layers": 7, "name of no field": "<script>alert(1)</script>"}

@@ -19,6 +19,8 @@ const MAX_FILE_BYTES = 4 * 2 ** 20; // the server takes no more
 let examples = [];
 let running = new AbortController();
 let address = ""; // the fragment that this view has set itself
+let brought = {}; // by a plan request: name of a setting -> what it says
+let before = {}; // what stood there
 
 export async function startPlan() {
   const form = byId("plan-form");
@@ -42,13 +44,23 @@ export async function openPlan(fragment) {
   try {
     const typed = unfinished();
     const said = typed ? { state: { ...DEFAULTS, ...typed }, odd: [] } : await ofFragment(fragment, examples);
-    if (said) writeForm(said.state);
+    if (said) opened(said.state);
     sayOdd(said ? said.odd : []);
   } catch {
     showFaults([{ field: "config", message: "The link is damaged: what it says cannot be read." }]);
     return;
   }
   plan(0);
+}
+
+function opened(state) {
+  writeForm(state);
+  before = DEFAULTS;
+  try {
+    brought = settingsOfText(state.config);
+  } catch {
+    brought = {}; // told when it is planned
+  }
 }
 
 function sayOdd(odd) {
@@ -61,7 +73,8 @@ function changed(control) {
   sayOdd([]);
   if (control.id === "example") {
     const example = examples.find(({ name }) => name === control.value);
-    writeForm({ ...readForm(), ...(example ? { draft: "", mtp: false } : { config: "" }), ...stateOf(example) });
+    const form = { ...withSettings(example ? example.settings : {}), ...(example ? { draft: "", mtp: false } : { config: "" }) };
+    writeForm({ ...form, ...stateOf(example) });
     if (!example) byId("config").focus();
   }
   if (control.id === "config") textChanged();
@@ -74,11 +87,24 @@ function changed(control) {
 function textChanged() {
   byId("example").value = "";
   try {
-    const source = read(byId("config").value);
-    if (source.kind === "layers") writeForm({ ...readForm(), ...settingsOf(source.request) });
+    writeForm(withSettings(settingsOfText(byId("config").value)));
   } catch {
     // told when it is planned
   }
+}
+
+function settingsOfText(text) {
+  const source = read(text);
+  return source.kind === "layers" ? settingsOf(source.request) : {};
+}
+
+/** The form with these settings; those of the request before go with it, but for what was changed since. */
+function withSettings(settings) {
+  const form = readForm();
+  for (const name of Object.keys(brought)) if (form[name] === brought[name]) form[name] = before[name];
+  brought = settings;
+  before = Object.fromEntries(Object.keys(settings).map((name) => [name, form[name]]));
+  return { ...form, ...settings };
 }
 
 async function takeFile(file) {
