@@ -81,7 +81,9 @@ def talkative(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiService]:
 
 
 def test_every_line_is_json_that_begins_alike_whoever_logs(talkative: ApiService) -> None:
-    lines = logged(talkative.log())
+    httpx.get(f"{talkative.url}/livez")
+    until(lambda: '"kvpage.request"' in talkative.log().rpartition("\n")[0])
+    lines = logged(talkative.log().rpartition("\n")[0])
     assert [list(line)[:5] for line in lines] == [FIRST] * len(lines)
     assert {line["pid"] for line in lines} == {talkative.pid}
     assert {"kvpage.api", "kvpage.request", "uvicorn.error"} <= {line["logger"] for line in lines}
@@ -318,6 +320,7 @@ def test_strangers_who_speak_no_http_cannot_fill_the_log(talkative: ApiService) 
         with socket.create_connection((host, int(port)), timeout=60) as stranger:
             stranger.sendall(b"x\r\n\r\n")
             assert stranger.recv(9) == b"HTTP/1.1 "
+    until(lambda: "Invalid HTTP request" in talkative.log())
     warnings = talkative.log().count("Invalid HTTP request")
     assert 0 < warnings < num_strangers
 

@@ -96,6 +96,7 @@ def test_a_stale_socket_is_replaced(no_leaks: None, run_dir: Path) -> None:
 
 def test_a_budget_that_is_not_there_is_said_when_it_starts(no_leaks: None, run_dir: Path) -> None:
     with ApiService(run_dir, "--memory", "99TiB") as service:
+        until(lambda: "pools may take" in service.log().rpartition("\n")[0])
         [line] = [line for line in service.log().splitlines() if "pools may take" in line]
     assert json.loads(line)["level"] == "warning"
     assert f"{99 << 40} bytes" in line

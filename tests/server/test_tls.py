@@ -260,11 +260,11 @@ def test_a_replaced_certificate_is_shown_to_the_next_client(tmp_path: Path) -> N
         assert second != first
         shutil.copy(authority.sign("another").key, cert.key)
         assert certificate_of(service, context) == second
-        assert "stays in use" in service.log()
+        until(lambda: "stays in use" in service.log())
         cert.cert.unlink()
         os.mkfifo(cert.cert)
         assert certificate_of(service, context) == second
-        assert "not an ordinary file" in service.log()
+        until(lambda: "not an ordinary file" in service.log())
 
 
 @pytest.mark.parametrize(
