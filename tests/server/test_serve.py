@@ -19,6 +19,7 @@ import pytest
 from kvpage.client.http import Client
 from kvpage.errors import PermissionDenied, Unauthorized
 from support.api_service import ApiService, run_refused
+from support.eventually import until
 from support.plan_requests import small_request, wide_request
 from support.problems import assert_problem
 from support.raw_http import RawHttp
