@@ -33,6 +33,8 @@ class Config:
     """The config class, and its release, that the defaults are from."""
     notes: dict[str, None] = field(default_factory=dict)
     """Sentences about what was assumed, in order; shared by all parts of one config."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """JSON pointers, below this object, of fields that do not lie in it itself."""
 
     def with_defaults(self, defaults: Mapping[str, object], defaults_of: str) -> Self:
         return replace(self, defaults=defaults, defaults_of=defaults_of)
@@ -40,9 +42,19 @@ class Config:
     def note(self, sentence: str) -> None:
         self.notes[sentence] = None
 
+    def with_own(self, own: Config) -> Self:
+        """With the fields of `own`, a part of this object, in the place of its own."""
+        step = own.at.removeprefix(self.at)
+        places = {name: step + pointer(name) for name in own.values}
+        return replace(self, values={**self.values, **own.values}, places=places)
+
+    def where(self, name: str) -> str:
+        """The JSON pointer of field `name`."""
+        return self.at + self.places.get(name, pointer(name))
+
     def fault(self, name: str, detail: str) -> SpecInvalid:
         """The error to raise for field `name`; with an empty name, for this object."""
-        where = self.at + (pointer(name) if name else "")
+        where = self.where(name) if name else self.at
         return SpecInvalid(f"{where or 'the config'}: {detail}", errors=[FieldError(where, detail)])
 
     def has(self, name: str) -> bool:

@@ -11,6 +11,7 @@ from kvpage.models.formats import kv_format, model_dtype
 from kvpage.models.lengths import max_model_len
 from kvpage.models.mtp import with_predictors
 from kvpage.models.options import WINDOWS, ModelOptions
+from kvpage.models.per_layer import check_per_layer
 from kvpage.models.reading import Family, Fields, ModelLayer, Reading
 from kvpage.models.registry import FAMILIES, WRAPPERS, Wrapper
 
@@ -68,6 +69,7 @@ def model_layers(config: object, options: ModelOptions, *, at: str = "") -> Mode
         kv=kv_format(options, parts, dtype),
         prefix=prefix,
     )
+    check_per_layer(reading, family, model_type)
     reading, predictors = with_predictors(reading, family)
     read = tuple(family.read(reading))
     _note_skipped(reading, read)

@@ -52,6 +52,8 @@ class Family:
     defaults_of: str = ""
     """That class and its release."""
     mtp: Mtp | None = None
+    per_layer: bool = False
+    """Whether it reads what single layers have of their own (per_layer.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Reading:
     def ranks_fault(self, config: Config, name: str, detail: str) -> SpecInvalid:
         """The error to raise where field `name` does not go with the number of ranks: the field is the model's, the
         ranks are what can be asked for differently."""
-        return self.options.fault("tp", f"{self.tp} ranks share the heads, but {config.at}/{name} {detail}")
+        return self.options.fault("tp", f"{self.tp} ranks share the heads, but {config.where(name)} {detail}")
 
     def kv_heads(self, config: Config, name: str, heads: int) -> int:
         """KV heads of one rank. Raises `SpecInvalid` where neither of heads and ranks divides the other."""

@@ -191,6 +191,40 @@ def test_gemma_4_shares_by_type_where_it_does() -> None:
     kvpage.plan(request(read_model({"model_type": "gemma4", "text_config": text, "dtype": "bfloat16"}))).check()
 
 
+def saved_by_transformers(**more: Any) -> dict[str, Any]:
+    """A Gemma 4 as transformers 5.24 saves it: four layers, of which the second and the last see everything."""
+    sizes = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    types = ["sliding_attention", "full_attention"] * 2
+    own = {"1": {"head_dim": 64, "num_key_value_heads": 2}, "3": {"head_dim": 64, "num_key_value_heads": 2}}
+    rest = {"layer_types": types, "sliding_window": 128, "per_layer_config": own, "dtype": "bfloat16"}
+    return {"model_type": "gemma4_text", "num_kv_shared_layers": 1, "attention_k_eq_v": True} | sizes | rest | more
+
+
+def sizes(model: dict[str, Any], **options: Any) -> list[tuple[int, int, int | None]]:
+    read = read_model(model, **options).layers
+    return [(one["num_kv_heads"], one["head_size"], one.get("sliding_window")) for one in read]
+
+
+def test_gemma_4_as_transformers_saves_it_has_its_sizes_layer_by_layer() -> None:
+    assert sizes(saved_by_transformers()) == [(4, 32, 128), (2, 64, None)] * 2
+    assert sizes(saved_by_transformers(), tp=4) == [(1, 32, 128), (1, 64, None)] * 2
+    assert sizes(saved_by_transformers(per_layer_config={})) == [(4, 32, 128), (4, 32, None)] * 2
+    assert sizes(saved_by_transformers(per_layer_config=None)) == [(4, 32, 128), (4, 32, None)] * 2
+    old = saved_by_transformers(global_head_dim=64, num_global_key_value_heads=2)
+    del old["per_layer_config"]
+    assert sizes(old) == sizes(saved_by_transformers())
+    assert not [note for note in read_model(saved_by_transformers()).notes if "head_dim" in note]
+    kvpage.plan(request(read_model(saved_by_transformers()))).check()
+
+
+def test_other_models_may_have_layers_of_their_own_sizes_too() -> None:
+    llama = config("llama-3.1-8b") | {"per_layer_config": {"7": {"head_dim": 64}, "9": {"num_key_value_heads": 2}}}
+    assert set(enumerate(sizes(llama))) - {(i, (8, 128, None)) for i in range(32)} == {
+        (7, (8, 64, None)),
+        (9, (2, 128, None)),
+    }
+
+
 def test_compressed_layers_of_deepseek_v4() -> None:
     """Window rows in all 43 layers; 21 layers of ratio 4, 20 of ratio 128; pages as vLLM aligns them."""
     model = read_model(config("deepseek-v4-flash"))

@@ -6,8 +6,7 @@ the one that the model runs in, and recurrent states have the shapes and dtypes 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +24,6 @@ _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _STATE = ("linear_attention", "conv", "mamba")
 _BOTH = ("hybrid", "hybrid_sliding")
 _DUMMY = "dummy"
-_NUMBER = re.compile(r"\.layers\.(\d+)\.")
-_SIZES = {"head_dim": "head_size", "num_key_value_heads": "num_kv_heads", "sliding_window": "sliding_window"}
 _DELTA_NET = "linear_attn"
 """How the layers of gated delta nets are named: their state is transposed in vLLM."""
 
@@ -66,19 +63,8 @@ def kept_layers(config: PretrainedConfig, dtype: str, **options: Any) -> ModelLa
     """As `read_model`, in the model's dtype and with the states of transformers."""
     values = config.to_dict() | {"dtype": dtype}
     read = read_model(values, **{"kv_dtype": dtype} | options)
-    exceptions: Mapping[str, Fields] = values.get("per_layer_config") or {}
-    if exceptions and options.get("tp", 1) != 1:
-        raise NotSupported("layers with sizes of their own (per_layer_config) are planned with tp 1 only")
-    return replace(read, layers=tuple(_as_kept(layer, dtype, exceptions) for layer in read.layers))
-
-
-def _as_kept(layer: Fields, dtype: str, exceptions: Mapping[str, Fields]) -> Fields:
-    """`exceptions`: by the number of a layer, how its sizes differ from the config's, as transformers writes it."""
-    if layer["kind"] == "mamba":
-        return _as_kept_state(layer, dtype)
-    number = _NUMBER.search(layer["name"])
-    own = exceptions.get(number[1], {}) if number else {}
-    return layer | {_SIZES[name]: size for name, size in own.items() if name in _SIZES and size is not None}
+    kept = (_as_kept_state(layer, dtype) if layer["kind"] == "mamba" else layer for layer in read.layers)
+    return replace(read, layers=tuple(kept))
 
 
 def _as_kept_state(layer: Fields, dtype: str) -> Fields:

@@ -11,6 +11,7 @@ from functools import partial
 
 from kvpage.models.mtp import after_the_model
 from kvpage.models.patterns import LayerType, Rule, all_alike, every, layer_types, when_used, window
+from kvpage.models.per_layer import of_layer
 from kvpage.models.reading import Family, ModelLayer, Mtp, Reading, head_width, refuse
 
 RELEASE = "transformers 5.24.0"
@@ -22,10 +23,10 @@ def read(reading: Reading, *, rule: Rule = all_alike, module: str = SELF_ATTENTI
     config = reading.config
     if config.flag("use_bidirectional_attention") and not reading.prefix:  # inside a larger model: over images only
         raise refuse(config, "use_bidirectional_attention", "such a model reads a prompt at once and keeps no cache")
-    kv_heads, width = heads_and_width(reading)
     for index, kind in enumerate(layer_types(config, reading.num_layers(), rule)):
-        seen = window_of(reading, kind)
-        yield reading.attention(index, module, num_kv_heads=kv_heads, head_size=width, window=seen)
+        own = of_layer(reading, index)
+        kv_heads, width = heads_and_width(own)
+        yield own.attention(index, module, num_kv_heads=kv_heads, head_size=width, window=window_of(own, kind))
 
 
 def read_mtp(reading: Reading, count: int) -> Iterator[ModelLayer]:
@@ -68,12 +69,14 @@ def dense(
     defaults: dict[str, object] = dict(zip(SIZES, sizes, strict=True))
     defaults |= {"head_dim": head_dim, "sliding_window": window} | more
     known = f"{published}, {RELEASE}"
-    return Family(read=partial(read, rule=rule, module=module), defaults=defaults, defaults_of=known, mtp=mtp)
+    return Family(
+        read=partial(read, rule=rule, module=module), defaults=defaults, defaults_of=known, mtp=mtp, per_layer=True
+    )
 
 
 def undocumented(*, rule: Rule = all_alike, module: str = SELF_ATTENTION, mtp: Mtp | None = None) -> Family:
     """A model whose config class comes with its weights: nothing may be left out."""
-    return Family(read=partial(read, rule=rule, module=module), mtp=mtp)
+    return Family(read=partial(read, rule=rule, module=module), mtp=mtp, per_layer=True)
 
 
 _MTP = Mtp(read=read_mtp)

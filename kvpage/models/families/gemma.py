@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from kvpage.models.config import MAX_MODEL_LAYERS, Config
 from kvpage.models.families.dense import RELEASE, SELF_ATTENTION, window_of
 from kvpage.models.patterns import LayerType, every, layer_types
+from kvpage.models.per_layer import PER_LAYER, of_layer
 from kvpage.models.reading import Family, ModelLayer, Reading, refuse
 
 
@@ -35,23 +36,29 @@ def read_4(reading: Reading) -> Iterator[ModelLayer]:
         raise refuse(config, "use_bidirectional_attention", "such a model reads a prompt at once and keeps no cache")
     reading.check_query_heads()
     types = (*layer_types(config, reading.num_layers(), every(6))[:-1], "full")  # the class makes the last one full
-    heads_field = "num_key_value_heads"
-    wide_field = "num_global_key_value_heads" if _has_global_heads(config) else heads_field
     for index, (kind, shares) in enumerate(zip(types, _shared(reading, types), strict=True)):
-        field, width = (wide_field, "global_head_dim") if kind == "full" else (heads_field, "head_dim")
-        yield reading.attention(
+        own = of_layer(reading, index)
+        heads, width = _fields(own.config, kind)
+        yield own.attention(
             index,
             SELF_ATTENTION,
-            num_kv_heads=reading.kv_heads(config, field, config.size(field)),
-            head_size=config.size(width),
-            window=window_of(reading, kind),
+            num_kv_heads=own.kv_heads(own.config, heads, own.config.size(heads)),
+            head_size=own.config.size(width),
+            window=window_of(own, kind),
             shares=shares,
         )
 
 
-def _has_global_heads(config: Config) -> bool:
-    """Only models that use K as V in their full layers have another number of heads there."""
-    return config.flag("attention_k_eq_v") and config.has("num_global_key_value_heads")
+def _fields(config: Config, kind: LayerType) -> tuple[str, str]:
+    """What the KV heads and the width of a layer of type `kind` are called.
+
+    transformers 5.24.0 saves them layer by layer, and then takes no notice of the fields of all full layers. Of those,
+    only models that use K as V have another number of heads.
+    """
+    if kind != "full" or PER_LAYER in config.values:
+        return "num_key_value_heads", "head_dim"
+    has_heads = config.flag("attention_k_eq_v") and config.has("num_global_key_value_heads")
+    return "num_global_key_value_heads" if has_heads else "num_key_value_heads", "global_head_dim"
 
 
 def _shared(reading: Reading, types: Sequence[LayerType]) -> list[str | None]:
@@ -86,6 +93,8 @@ _UNIFIED = _GEMMA_4 | {"sliding_window": 1024, "max_position_embeddings": 262144
 
 FAMILIES: dict[str, Family] = {
     "gemma3n_text": Family(read=read_3n, defaults=_GEMMA_3N, defaults_of=f"Gemma3nTextConfig, {RELEASE}"),
-    "gemma4_text": Family(read=read_4, defaults=_GEMMA_4, defaults_of=f"Gemma4TextConfig, {RELEASE}"),
-    "gemma4_unified_text": Family(read=read_4, defaults=_UNIFIED, defaults_of=f"Gemma4UnifiedTextConfig, {RELEASE}"),
+    "gemma4_text": Family(read=read_4, defaults=_GEMMA_4, defaults_of=f"Gemma4TextConfig, {RELEASE}", per_layer=True),
+    "gemma4_unified_text": Family(
+        read=read_4, defaults=_UNIFIED, defaults_of=f"Gemma4UnifiedTextConfig, {RELEASE}", per_layer=True
+    ),
 }
