@@ -69,17 +69,23 @@ def bring_up_to_date(environment: Environment, extras: tuple[str, ...], *, edita
 
 
 def install_everything(environment: Environment, extras: tuple[str, ...], *, editable: bool) -> None:
-    """Install torch, then kvpage, then what its extras need."""
+    """Install torch, then kvpage, then what its extras need; compile it all at the end."""
     install_torch(environment)
     if editable:
         say(f"installing the checkout, editable, with {', '.join(extras)}")
-        environment.pip_install("--editable", f"{CHECKOUT}[{','.join(extras)}]")
-        return
+        environment.pip_install("--no-compile", "--editable", f"{CHECKOUT}[{','.join(extras)}]")
+    else:
+        install_built(environment, extras)
+    environment.compile_modules()
+
+
+def install_built(environment: Environment, extras: tuple[str, ...]) -> None:
+    """The wheel of the checkout, as a user gets it, and what it needs."""
     say("installing the build tool")
     environment.pip_install(*environment.build_requirements())
     wheel = install_wheel(environment)
     say(f"installing what it needs for {', '.join(extras)}")
-    environment.pip_install(f"{wheel}[{','.join(extras)}]")
+    environment.pip_install("--no-compile", f"{wheel}[{','.join(extras)}]")
 
 
 def install_wheel(environment: Environment) -> Path:
@@ -106,7 +112,7 @@ def install_torch(environment: Environment) -> None:
     )
     say(f"torch: {choice.message}")
     if choice.pip_arguments:
-        environment.pip_install(*choice.pip_arguments, quiet=False)
+        environment.pip_install("--no-compile", *choice.pip_arguments, quiet=False)
 
 
 def has_nvidia_driver() -> bool:

@@ -94,6 +94,16 @@ class Environment:
         ]
         self._run([*command, *arguments], f"pip install {' '.join(arguments)}", show=not quiet)
 
+    def compile_modules(self) -> None:
+        """Write the byte code that `pip install --no-compile` did not; pip does it with one core, this with all.
+
+        Not left to the first import: where PYTHONDONTWRITEBYTECODE is set, every process would compile it again. What
+        is no Python of this version stays as it is.
+        """
+        packages = self._output("-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+        if packages:
+            self._output("-m", "compileall", "-qq", "-j", "0", packages)
+
     def importable_torch(self) -> str | None:
         """Version of the torch the environment imports now, or None."""
         return self._output("-c", IMPORT_TORCH)

@@ -40,6 +40,9 @@ class RecordingEnvironment(Environment):
     def pip_install(self, *arguments: str, quiet: bool = True) -> None:
         self.steps.append("pip " + " ".join(arguments))
 
+    def compile_modules(self) -> None:
+        self.steps.append("compile")
+
     def importable_torch(self) -> str | None:
         return TORCH_ALREADY_THERE
 
@@ -57,7 +60,7 @@ def test_a_new_environment_gets_everything(tmp_path: Path) -> None:
     steps = steps_of(tmp_path, usable=False)
     assert steps[0] == "create"
     assert steps[1].startswith("pip hatchling")
-    assert steps[2:] == [*REINSTALL, "pip VENV/kvpage.whl[server]"]
+    assert steps[2:] == [*REINSTALL, "pip --no-compile VENV/kvpage.whl[server]", "compile"]
 
 
 def test_a_second_run_does_nothing(tmp_path: Path) -> None:
@@ -145,6 +148,11 @@ def test_a_new_environment_is_usable_and_sees_the_systems_packages_when_asked(tm
     assert environment.usable()
     settings = (tmp_path / "venv" / "pyvenv.cfg").read_text()
     assert f"include-system-site-packages = {str(share).lower()}" in settings
+    [packages] = (tmp_path / "venv" / "lib").glob("python3*/site-packages")
+    (packages / "good.py").write_text("1")
+    (packages / "of_python_2.py").write_text("print 1")
+    environment.compile_modules()
+    assert [path.name.split(".")[0] for path in (packages / "__pycache__").iterdir() if "good" in path.name] == ["good"]
     (environment.python.parent / "python").unlink()
     assert not environment.usable()
 
