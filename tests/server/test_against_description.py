@@ -110,7 +110,7 @@ def answers_are_as_described(method: str, path: str) -> Any:
     """A test of one operation."""
 
     @DESCRIBED_FOR.get(path, DESCRIBED).include(method=method, path=path).parametrize()
-    @settings(max_examples=10, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=6, suppress_health_check=list(HealthCheck))
     def test(case: schemathesis.Case[Any]) -> None:
         if path == "/v1/events":  # of no pool that is there: else it would go on for ever
             case.query = {"pool_id": NO_POOL, **(case.query or {})}
