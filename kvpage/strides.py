@@ -7,7 +7,7 @@ strides of that are (16384, 8192, 1024, 64, 1), and back in logical order (16384
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 
@@ -56,3 +56,15 @@ def is_nested(shape: Sequence[int], strides: Sequence[int], item: int = 1) -> bo
             return False
         reach += (extent - 1) * stride
     return True
+
+
+def joined(axes: Iterable[tuple[int, int]], item: int = 1) -> tuple[int, list[tuple[int, int]]]:
+    """Length of one contiguous run, and the axes (stride, extent) that repeat it."""
+    size = item
+    outer: list[tuple[int, int]] = []
+    for stride, extent in sorted(axes):
+        if stride == size and not outer:
+            size *= extent
+        else:
+            outer.append((stride, extent))
+    return size, outer

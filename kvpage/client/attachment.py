@@ -15,6 +15,7 @@ from kvpage.pages.batches import Ids, block_ids
 from kvpage.pages.geometry import Places
 from kvpage.pages.needs import Copy
 from kvpage.plans import Plan
+from kvpage.regions import BufferRegions
 from kvpage.wire.messages import PoolState
 
 if TYPE_CHECKING:
@@ -89,6 +90,14 @@ class Attachment:
     def buffer(self) -> torch.Tensor:
         """The whole buffer, all layers and their padding: uint8, shape (buffer_size_bytes,)."""
         return self.tensors.buffer
+
+    def regions(self) -> BufferRegions:
+        """Where the blocks lie in this process, by address: for what registers memory, such as an RDMA library.
+
+        The addresses are good as long as this is open or a tensor of it lives: take them back from whoever got them
+        before. Raises `StaleHandle` when closed or after a fork, and as `BufferRegions`.
+        """
+        return BufferRegions(self._plan, base=self.buffer.data_ptr())
 
     def tensor(self, layer: str) -> torch.Tensor:
         """The one tensor of an attention layer, axes in the backend's logical order.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
 from kvpage.dtypes import item_size_bytes
 from kvpage.plans import TensorView
+from kvpage.strides import joined
 
 MAX_RUNS = 64  # of one tensor; more are drawn as one
 
@@ -51,23 +52,11 @@ def block_runs(view: TensorView) -> BlockRuns:
     inside = [axis for axis in others if axis[0] < stride]
     if view.kernel_blocks_per_block > 1:
         inside.append((step, view.kernel_blocks_per_block))
-    size, outer = _joined(inside, item_size_bytes(view.dtype))
+    size, outer = joined(inside, item_size_bytes(view.dtype))
     planes = tuple(
         Run(view.offset_bytes + run.start, run.count * stride, run.count) for run in _spread(outside, size_bytes=1)
     )
     return BlockRuns(stride_bytes=stride, planes=planes, runs=tuple(_spread(outer, size_bytes=size)))
-
-
-def _joined(axes: Iterable[tuple[int, int]], item: int) -> tuple[int, list[tuple[int, int]]]:
-    """Bytes of one contiguous run, and the axes (stride, extent) that repeat it."""
-    size = item
-    outer: list[tuple[int, int]] = []
-    for stride, extent in sorted(axes):
-        if stride == size and not outer:
-            size *= extent
-        else:
-            outer.append((stride, extent))
-    return size, outer
 
 
 def _spread(axes: Sequence[tuple[int, int]], *, size_bytes: int) -> list[Run]:

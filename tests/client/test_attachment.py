@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 from collections.abc import Iterator
@@ -81,6 +82,20 @@ def test_tensors_have_the_planned_shapes_and_strides_and_share_the_buffer(worker
                 assert tuple(stride * item for stride in tensor.stride()) == view.strides_bytes
                 assert tensor.data_ptr() - kv.buffer.data_ptr() == view.offset_bytes
                 assert str(tensor.dtype) == f"torch.{view.dtype}"
+
+
+def test_regions_are_addresses_of_what_the_tensors_hold(worker: WorkerProcess) -> None:
+    make_pool(worker, kvpage.plan(small_request()))
+    with attach(worker) as kv:
+        page, regions = kv.tensor("draft.0")[3], kv.regions()
+        page.view(torch.int16).copy_(torch.arange(page.numel(), dtype=torch.int16).view(page.shape))
+        (region,) = regions.layer("draft.0").of_block(3)
+        assert (region.start, region.length_bytes) == (page.data_ptr(), page.numel() * 2)
+        assert ctypes.string_at(*region) == page.view(torch.int16).numpy().tobytes()
+        assert regions.whole == (kv.buffer.data_ptr(), kv.plan.buffer_size_bytes)
+        del page
+    with pytest.raises(StaleHandle):
+        kv.regions()
 
 
 def test_what_one_attachment_writes_another_reads(worker: WorkerProcess) -> None:

@@ -31,6 +31,7 @@ LAYERS = (
     ),
     ("kvpage.ranked_plan",),
     ("kvpage.simulation",),
+    ("kvpage.regions",),
     ("kvpage.pages",),
     ("kvpage.plans", "kvpage.plan_check"),
     ("kvpage.layers",),
