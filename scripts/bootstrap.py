@@ -69,14 +69,15 @@ def bring_up_to_date(environment: Environment, extras: tuple[str, ...], *, edita
 
 
 def install_everything(environment: Environment, extras: tuple[str, ...], *, editable: bool) -> None:
-    """Install torch, then kvpage, then what its extras need; compile it all at the end."""
+    """Install torch, then kvpage, then what its extras need. What is imported first compiles itself, if it may."""
     install_torch(environment)
     if editable:
         say(f"installing the checkout, editable, with {', '.join(extras)}")
         environment.pip_install("--no-compile", "--editable", f"{CHECKOUT}[{','.join(extras)}]")
     else:
         install_built(environment, extras)
-    environment.compile_modules()
+    if os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        environment.compile_modules()
 
 
 def install_built(environment: Environment, extras: tuple[str, ...]) -> None:

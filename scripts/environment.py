@@ -95,10 +95,9 @@ class Environment:
         self._run([*command, *arguments], f"pip install {' '.join(arguments)}", show=not quiet)
 
     def compile_modules(self) -> None:
-        """Write the byte code that `pip install --no-compile` did not; pip does it with one core, this with all.
+        """Write the byte code of everything, for where no import does: each process would compile it for itself.
 
-        Not left to the first import: where PYTHONDONTWRITEBYTECODE is set, every process would compile it again. What
-        is no Python of this version stays as it is.
+        With all cores; pip has one. What is no Python of this version stays as it is.
         """
         packages = self._output("-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
         if packages:
