@@ -152,12 +152,20 @@ class Coordinator:
 
     def _reserve(self, record: FleetRecord) -> None:
         """On all nodes at once. Raises what the first that failed raised, when all others are asked to undo it."""
-        faults = self._change(record.nodes, messages.Reserve(record=record))
+        try:
+            faults = self._change(record.nodes, messages.Reserve(record=record))
+        except KeyboardInterrupt:  # nobody wants it any more, and it would stay until it is old
+            self._give_up(record)
+            raise
         if faults:
-            self._given_up.add(record.id)
-            left = self._change(record.nodes, messages.Abort(id=record.id))
+            left = self._give_up(record)
             name, error = next(iter(faults.items()))
             raise _at_node(name, error, len(faults), record, left)
+
+    def _give_up(self, record: FleetRecord) -> dict[str, KvpageError]:
+        """What is not committed anywhere. The errors of the nodes that did not undo it."""
+        self._given_up.add(record.id)
+        return self._change(record.nodes, messages.Abort(id=record.id))
 
     def _commit(self, record: FleetRecord) -> None:
         """One node first, so that there is a moment at which the plan is committed; then all others."""
@@ -165,9 +173,7 @@ class Coordinator:
         commit = messages.Commit(id=record.id)
         fault = self._change([first], commit).get(first)
         if fault is not None and _was_refused(fault):  # it says itself that it is not committed, so nobody is
-            self._given_up.add(record.id)
-            left = self._change(record.nodes, messages.Abort(id=record.id))
-            raise _at_node(first, fault, 1, record, left)
+            raise _at_node(first, fault, 1, record, self._give_up(record))
         if fault is not None:
             raise DeviceUnavailable(
                 f"node {first} went away when plan {record.name!r} was committed there, so nobody knows whether it is: "

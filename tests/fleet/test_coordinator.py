@@ -69,7 +69,7 @@ def at(kind: type[Message], node: str, happens: Any) -> Any:
     return before
 
 
-def raising(error: Exception) -> Any:
+def raising(error: BaseException) -> Any:
     def happens() -> None:
         raise error
 
@@ -98,6 +98,13 @@ def test_a_node_that_goes_away_while_it_reserves_leaves_nothing(fleet: Watched) 
     node = fleet.nodes_by_name["n0001"]
     fleet.before = at(messages.Reserve, "n0001", lambda: setattr(node, "reachable", False))
     with pytest.raises(DeviceUnavailable, match="n0001"):
+        coordinator(fleet).create(REQUEST, "mimo", PLACES)
+    assert kept(fleet) == []
+
+
+def test_who_is_interrupted_while_nodes_reserve_leaves_nothing(fleet: Watched) -> None:
+    fleet.before = at(messages.Reserve, "n0002", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
         coordinator(fleet).create(REQUEST, "mimo", PLACES)
     assert kept(fleet) == []
 
