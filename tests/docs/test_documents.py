@@ -28,6 +28,7 @@ def blocks(document: str, language: str) -> list[str]:
         ("docs/allocator.md", 1),
         ("docs/leases.md", 1),
         ("docs/ranks.md", 6),
+        ("docs/readers.md", 5),
     ],
 )
 def test_a_guide_runs(document: str, asserts: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ RUN_BY: Mapping[str, str] = {
     "docs/transformers.md": "integrations/test_transformers.py",
     "docs/protocol.md": "wire/test_protocol_document.py",
     "docs/ranks.md": "docs/test_documents.py",
+    "docs/readers.md": "docs/test_documents.py",
     "docs/strategies.md": "docs/test_documents.py",
     "docs/vllm.md": "integrations/test_vllm_document.py",
 }
