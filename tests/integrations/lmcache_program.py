@@ -1,8 +1,8 @@
 """Shows tensors of kvpage's plans to the LMCache in the folder given, and prints what it makes of them, as JSON.
 
-Its own detection runs, with its native module. Packages above it whose import needs engines and GPU libraries are
-empty stand-ins, as are two leaves where they are not installed: a cache class, and the class of shapes of a device
-back end, which is that of the native module.
+Its own detection runs, with its native module, and what it recovers its transfer in torch has to move. Packages above
+it whose import needs engines and GPU libraries are empty stand-ins, as are two leaves where they are not installed: a
+cache class, and the class of shapes of a device back end, which is that of the native module.
 
     python tests/integrations/lmcache_program.py FOLDER > tests/data/readers/lmcache.json
 """
@@ -16,6 +16,7 @@ import json
 import math
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from integrations.reader_cases import CASES, Case, attention, plan_of, shown
-from kvpage.client.views import BufferViews, PlannedViews
+from kvpage.client.views import BufferViews, ElementView, PlannedViews
 from kvpage.plans import Plan
 
 Json = dict[str, Any]
-EMPTY = ("lmcache.v1.gpu_connector", "lmcache.v1.distributed", "lmcache.v1.multiprocess")
+EMPTY = (
+    "lmcache.v1.gpu_connector",
+    "lmcache.v1.distributed",
+    "lmcache.v1.multiprocess",
+    "lmcache.v1.platform.torch_ops",
+)
+OUT_OF, INTO = (1, 2), (5, 3)
+"""Entries of the block axis that are moved, and where to."""
 
 
 class LMCache:
@@ -47,6 +55,8 @@ class LMCache:
         self.engine: Any = importlib.import_module("lmcache.utils").EngineType.VLLM
         self.detection: Any = importlib.import_module("lmcache.v1.gpu_connector.utils")
         self.groups: Any = importlib.import_module("lmcache.v1.kv_layer_groups")
+        self.kernels: Any = importlib.import_module("lmcache.v1.platform.torch_ops.mp_mem_kernels")
+        self.directions: Any = native.TransferDirection
         self.group_view: Any = importlib.import_module("lmcache.v1.multiprocess.group_view")
 
 
@@ -86,6 +96,9 @@ def asked(lmcache: LMCache, plan: Plan, case: Case) -> Json:
     ]
     chunk = math.lcm(*(info.tokens_per_block for info in infos))
     manager = lmcache.groups.KVLayerGroupsManager(normal, formats, infos, chunk)
+    if case.outcome == "recovered":
+        for one in manager.kernel_groups:
+            check_moved(lmcache, buffer, [views[names[index]][0] for index in one.layer_indices], normal, one)
     return {
         names[index]: described(lmcache, normal, one, index) | {"group": of_group.index(filled[one.engine_group_idx])}
         for one in manager.kernel_groups
@@ -113,6 +126,29 @@ def described(lmcache: LMCache, normal: Any, one: Any, index: int) -> Json:
         "block_stride": shape.block_stride_elems or None,
         "offset_bytes": address - whole.data_ptr(),
     }
+
+
+def check_moved(
+    lmcache: LMCache, buffer: BufferViews, views: list[ElementView], normal: list[torch.Tensor], one: Any
+) -> None:
+    """Its transfer moves blocks of the layers out of the pages and into others, and changes nothing else."""
+    buffer.base.random_(generator=torch.Generator().manual_seed(0))
+    expected = BufferViews(buffer.base.clone())
+    for view in views:
+        blocks = expected.tensor(replace(view, dtype=torch.int16))
+        moved = blocks.index_select(view.block_axis, torch.tensor(OUT_OF))
+        blocks.index_copy_(view.block_axis, torch.tensor(INTO), moved)
+    layers = [normal[index] for index in one.layer_indices]
+    shape, tokens = one.shape_desc, len(OUT_OF) * one.shape_desc.bs
+    width = shape.nh * shape.hs
+    planes = (2,) if shape.kv_size == 2 else ()
+    kept = torch.empty((*planes, len(layers), tokens, width), dtype=layers[0].dtype)
+    for direction, ids in ((lmcache.directions.D2H, OUT_OF), (lmcache.directions.H2D, INTO)):
+        lmcache.kernels.multi_layer_block_kv_transfer(
+            layers, [kept], torch.tensor(ids), "cpu", direction, shape, tokens, one.engine_kv_format, 0
+        )
+    if not torch.equal(buffer.base, expected.base):
+        raise RuntimeError(f"blocks of {one} were not moved as they lie")
 
 
 def main() -> None:

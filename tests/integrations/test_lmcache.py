@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +87,26 @@ def test_the_document_has_the_answers() -> None:
     record, text = recorded(), PAGE.read_text()
     assert "\n".join(rows(record)) + "\n\n" in text
     assert f"LMCache {record['lmcache']}" in text
+
+
+def test_blocks_that_were_not_moved_are_noticed() -> None:
+    """The check of lmcache_program.py, with a transfer that does nothing."""
+    torch = pytest.importorskip("torch")
+    from integrations import lmcache_program
+    from kvpage.client.views import BufferViews, PlannedViews
+
+    plan = plan_of(CASES["BLHNC BLHNC, full"])
+    buffer, views = BufferViews(torch.zeros(plan.buffer_size_bytes, dtype=torch.uint8)), PlannedViews(plan).by_layer
+    idle = SimpleNamespace(
+        kernels=SimpleNamespace(multi_layer_block_kv_transfer=lambda *_: None),
+        directions=SimpleNamespace(D2H=1, H2D=0),
+    )
+    one = SimpleNamespace(
+        layer_indices=[0], shape_desc=SimpleNamespace(bs=16, nh=4, hs=128, kv_size=1), engine_kv_format=None
+    )
+    layers = [buffer.tensor(views["a.0"][0])]
+    with pytest.raises(RuntimeError, match="not moved"):
+        lmcache_program.check_moved(idle, buffer, [views["a.0"][0]], layers, one)  # type: ignore[arg-type]
 
 
 def source() -> Path:
