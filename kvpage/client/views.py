@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -77,27 +77,55 @@ class PlannedViews:
     def __init__(self, plan: Plan) -> None:
         """Raises `NotSupported` when this torch lacks a dtype, `ProtocolError` when a view leaves the buffer."""
         self.plan = plan
+        patterns: dict[_PatternKey, _Pattern] = {}  # hundreds of layers differ in nothing but where they begin
         self.by_layer = {
-            name: tuple(_element_view(name, view, plan.buffer_size_bytes) for view in layer.tensors)
+            name: tuple(_element_view(name, view, plan.buffer_size_bytes, patterns) for view in layer.tensors)
             for name, layer in plan.layers.items()
         }
 
 
-def _element_view(layer: str, view: TensorView, buffer_size_bytes: int) -> ElementView:
-    item = item_size_bytes(view.dtype)
-    end = view.offset_bytes + span(view.shape, view.strides_bytes, item)
+class _Pattern(NamedTuple):
+    """What is true of a view wherever it begins."""
+
+    dtype: torch.dtype
+    item_bytes: int
+    strides_elems: tuple[int, ...]
+    span_bytes: int
+
+
+_PatternKey: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+def _element_view(
+    layer: str, view: TensorView, buffer_size_bytes: int, patterns: dict[_PatternKey, _Pattern]
+) -> ElementView:
+    key = (view.dtype, view.shape, view.strides_bytes)
+    pattern = patterns.get(key)
+    if pattern is None:
+        pattern = patterns[key] = _pattern(view)
+    end = view.offset_bytes + pattern.span_bytes
     if view.offset_bytes < 0 or end > buffer_size_bytes:
         raise ProtocolError(
             f"tensor {view.name!r} of layer {layer!r} reaches from byte {view.offset_bytes} to {end} of a buffer of "
             f"{buffer_size_bytes} bytes"
         )
     return ElementView(
-        dtype=_torch_dtype(view.dtype),
+        dtype=pattern.dtype,
         shape=view.shape,
-        strides_elems=tuple(stride // item for stride in view.strides_bytes),
-        offset_elems=view.offset_bytes // item,
+        strides_elems=pattern.strides_elems,
+        offset_elems=view.offset_bytes // pattern.item_bytes,
         block_axis=view.block_axis,
         kernel_blocks_per_block=view.kernel_blocks_per_block,
+    )
+
+
+def _pattern(view: TensorView) -> _Pattern:
+    item = item_size_bytes(view.dtype)
+    return _Pattern(
+        dtype=_torch_dtype(view.dtype),
+        item_bytes=item,
+        strides_elems=tuple(stride // item for stride in view.strides_bytes),
+        span_bytes=span(view.shape, view.strides_bytes, item),
     )
 
 
