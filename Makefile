@@ -11,7 +11,7 @@ BOOTSTRAP := $(PYTHON) -E scripts/bootstrap.py
 # order of tests/conftest.py, the longest first, and not those with the most tests first.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-long test-gpu lint durations coverage bench gpu-check reliability simulation-tables \
+.PHONY: help demo test test-long test-gpu test-vllm lint durations coverage bench gpu-check reliability simulation-tables \
   audit environment dev hooks lock clean
 .DEFAULT_GOAL := help
 
@@ -36,6 +36,9 @@ test-long: lint ## The same with 10,000 random examples for each property, and a
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu tests/gpu
 
+test-vllm: ## A real vLLM engine on a CPU, stock and on kvpage's memory (own environment, 2.1 GB; 5 minutes)
+	@$(PYTHON) -E scripts/vllm_check.py
+
 lint: environment ## Check style and types only: ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -52,8 +55,8 @@ coverage: environment ## Run the tests and say which lines and branches of the l
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-bench: environment ## Measure planning, attaching, import time and memory
-	$(BIN)/python benchmarks/run.py
+bench: environment ## Measure everything beside its peers; writes docs/benchmarks.md (5 minutes; VLLM_SOURCE=folder)
+	$(BIN)/python benchmarks/run.py --write
 
 gpu-check: environment ## Measure and check on an NVIDIA GPU what tests cannot; writes docs/gpu-report.md (3 minutes)
 	$(BIN)/python scripts/gpu_check.py
@@ -89,4 +92,4 @@ lock: ## Resolve constraints.txt again (needs uv)
 	  --no-annotate --custom-compile-command "make lock" --quiet --output-file constraints.txt
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-audit .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-audit .venv-vllm .venv-dev build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*

@@ -4,54 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-from kvpage.integrations.transformers import KvpageCache, ModelPool
-from measure import print_table, take_turns
+from measure import Effort, Row, beside, take_turns
+from report import STOCK_CACHE, Subject, main_of
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
+
+    from kvpage.integrations.transformers import KvpageCache
 
 HIDDEN, LAYERS, NEW_TOKENS, ROUNDS = 256, 4, 16, 7
-STOCK = "stock cache"
+SHAPES = ((1, 128), (1, 1024), (4, 256))
+"""Sequences, and tokens of each prompt."""
+ABOUT = f"""
+`benchmarks/generating.py`. A llama of {LAYERS} layers and {HIDDEN} wide, with random weights, in float32 on one thread
+reads a prompt and generates {NEW_TOKENS} tokens. Beside it: the same with `DynamicCache`, which copies all keys at each
+step to append to them. The larger the model, the smaller the share of either.
+"""
 
 
-def main() -> None:
+def measure(effort: Effort) -> list[Row]:
+    if find_spec("transformers") is None:
+        return []
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    try:
+        model = _model()
+        return [row for batch, tokens in SHAPES for row in compare_caches(model, batch, tokens, effort.rounds(ROUNDS))]
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _model() -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": HIDDEN,
         "intermediate_size": 2 * HIDDEN,
         "num_hidden_layers": LAYERS,
-        "vocab_size": 1000,
-    }
-    heads: dict[str, Any] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "max_position_embeddings": 8192,
         "vocab_size": 1000,
     }
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, **heads)).eval()
-    for batch, prompt_tokens in ((1, 128), (1, 1024), (4, 256)):
-        compare(model, batch, prompt_tokens)
+    return AutoModelForCausalLM.from_config(LlamaConfig(**sizes)).eval()
 
 
-def compare(model: Any, batch: int, prompt_tokens: int) -> None:
+def compare_caches(model: Any, batch: int, prompt_tokens: int, rounds: int) -> list[Row]:
+    from transformers import DynamicCache
+
     prompt = torch.randint(1, 1000, (batch, prompt_tokens))
     with torch.no_grad(), in_blocks(model, batch * (prompt_tokens + NEW_TOKENS)) as cache:
-        sides = {STOCK: decoding(model, prompt, lambda: DynamicCache(config=model.config))}
 
         def emptied() -> KvpageCache:
             cache.reset()
             return cache
 
-        sides["kvpage, a pool of this process"] = decoding(model, prompt, emptied)
-        title = f"{batch} × {prompt_tokens} tokens read and {NEW_TOKENS} generated, {LAYERS} layers, float32"
-        print_table(title, take_turns(sides, rounds=ROUNDS, warm_up=1), floor=STOCK)
+        sides = {
+            STOCK_CACHE: decoding(model, prompt, lambda: DynamicCache(config=model.config)),
+            _row_name(batch, prompt_tokens): decoding(model, prompt, emptied),
+        }
+        return beside(STOCK_CACHE, take_turns(sides, rounds=rounds, warm_up=1))
+
+
+def _row_name(batch: int, prompt_tokens: int) -> str:
+    return f"{batch} × {prompt_tokens:,} tokens read, {NEW_TOKENS} generated"
 
 
 @contextmanager
 def in_blocks(model: Any, num_tokens: int) -> Iterator[KvpageCache]:
+    from kvpage.integrations.transformers import KvpageCache, ModelPool
+
     with ModelPool.of(model, num_blocks=2 * num_tokens // 16, block_size=16) as pool:
         with KvpageCache.local(model, pool) as cache:
             yield cache
@@ -69,5 +97,8 @@ def decoding(
     return generate
 
 
+PAIRS = tuple((_row_name(*shape), STOCK_CACHE) for shape in SHAPES)
+SUBJECT = Subject(title="Generating", about=ABOUT, pairs=PAIRS, measure=measure, in_short=PAIRS[1:2])
+
 if __name__ == "__main__":
-    main()
+    main_of(SUBJECT)

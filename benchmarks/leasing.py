@@ -16,10 +16,19 @@ from attaching import create, worker
 from kvpage.client.block_stock import BlockStock
 from kvpage.pages.leased_pool import LeasedPool
 from kvpage.pages.local_lease import LocalLease
-from measure import print_table, take_turns
+from measure import Effort, Row, beside, take_turns
+from report import Subject, main_of
 
-ROUNDS = 3000
+ROUNDS = 1500
 FLOOR = "64 bytes there and back"
+STOCKED = "a block of a stock, taken and put back"
+LOCAL = "the same in this process"
+OVER_SOCKET = ("one block", "free one", "100 blocks", "free 100 blocks", "1,000 blocks", "free 1,000 blocks")
+ABOUT = """
+`benchmarks/leasing.py`. Blocks of a lease are asked of the worker over its socket, in a pool of 100,000 blocks. Beside
+it: 64 bytes sent to another process of plain Python and back, which is as quick as asking another process can be in
+Python. A stock asks the worker once for a thousand blocks. The last rows are batches without a worker.
+"""
 ECHO = """
 import socket
 with socket.socket(fileno=0) as sock:
@@ -36,28 +45,28 @@ def request() -> dict[str, Any]:
     return {"strategy": "unify", "num_blocks": 100_000, "max_model_len": 8192, "layers": layers}
 
 
-def main() -> None:
+def measure(effort: Effort) -> list[Row]:
     plan = kvpage.plan(request())
     with tempfile.TemporaryDirectory(prefix="kvpage-bench-") as folder, worker(folder):
         create(folder, plan)
         with kvpage.open_lease("bench", name="bench", run_dir=folder) as lease, _echo() as echo:
             sides = {FLOOR: echo} | _halves(lease.allocate_one, lease.free_one)
             sides |= _batches(lease, 100) | _batches(lease, 1000)
-            timings = take_turns(sides, rounds=ROUNDS, warm_up=200)
-            print_table("over a worker's socket, 100,000 blocks", timings, floor=FLOOR)
+            rows = beside(FLOOR, take_turns(sides, rounds=effort.rounds(ROUNDS), warm_up=50))
             with BlockStock(lease, 0, batch=1000) as stock:
-                timings = take_turns({FLOOR: echo, "of a stock: take, put": _many(stock)}, rounds=300, warm_up=20)
-                timings[1] = timings[1].divided(1000)
-                print_table("a block at hand", timings, floor=FLOOR)
-    with LeasedPool(plan) as pool, LocalLease(pool, "bench") as local:
-        sides = _batches(local, 1) | _batches(local, 1000)
-        print_table("in process", take_turns(sides, rounds=ROUNDS, warm_up=200), floor="allocate 1")
+                timed = take_turns({FLOOR: echo, STOCKED: _many(stock)}, rounds=effort.rounds(ROUNDS // 10), warm_up=10)
+                timed[STOCKED] = timed[STOCKED].divided(1000)
+                rows += beside(FLOOR, timed)
+            with LeasedPool(plan) as pool, LocalLease(pool, "bench") as local:
+                sides = {FLOOR: echo} | {f"{name}, {LOCAL}": work for name, work in _batches(local, 1000).items()}
+                rows += beside(FLOOR, take_turns(sides, rounds=effort.rounds(ROUNDS), warm_up=50))
+    return rows
 
 
 def _halves(allocate: Callable[[int], int], free: Callable[[int, int], object]) -> dict[str, Callable[[], object]]:
     held: list[int] = []
     return {
-        "allocate one": lambda: held.append(allocate(0)),
+        "one block": lambda: held.append(allocate(0)),
         "free one": lambda: free(0, held.pop()),
     }
 
@@ -65,8 +74,8 @@ def _halves(allocate: Callable[[int], int], free: Callable[[int, int], object]) 
 def _batches(lease: Any, count: int) -> dict[str, Callable[[], object]]:
     held: list[Any] = []
     return {
-        f"allocate {count}": lambda: held.append(lease.allocate(0, count)),
-        f"free {count}": lambda: lease.free(0, held.pop()),
+        f"{count:,} blocks": lambda: held.append(lease.allocate(0, count)),
+        f"free {count:,} blocks": lambda: lease.free(0, held.pop()),
     }
 
 
@@ -97,5 +106,8 @@ def _echo() -> Iterator[Callable[[], None]]:
         process.wait()
 
 
+PAIRS = (*OVER_SOCKET, STOCKED, f"1,000 blocks, {LOCAL}", f"free 1,000 blocks, {LOCAL}")
+SUBJECT = Subject(title="Leasing", about=ABOUT, pairs=tuple((name, FLOOR) for name in PAIRS), measure=measure)
+
 if __name__ == "__main__":
-    main()
+    main_of(SUBJECT)

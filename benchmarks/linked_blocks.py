@@ -1,6 +1,6 @@
-"""Two ways to keep free blocks that `pages.py` compares with: a list of ids, and a linked list of objects.
+"""A linked list of objects, which `pages.py` compares with where no vLLM is at hand.
 
-The second is how vLLM 0.33 keeps them (v1/core/block_pool.py), written anew, call for call what a block costs there: an
+It is how vLLM 0.33 keeps free blocks (v1/core/block_pool.py), written anew, call for call what a block costs there: an
 object a block in a doubly linked queue with a sentinel at each end; blocks with a hash at the back and in a map by hash
 and group, evicted from the front; those without at the front. Left out: events, metrics, reading the tokens.
 """
@@ -9,21 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-
-
-class ListStack:
-    """Ids and nothing else: no counts, no content, no checks. The bound of what Python can do."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.free_ids = list(range(num_blocks, 0, -1))
-
-    def allocate(self, count: int) -> list[int]:
-        taken = self.free_ids[-count:]
-        del self.free_ids[-count:]
-        return taken
-
-    def free(self, ids: list[int]) -> None:
-        self.free_ids += ids
 
 
 class Block:

@@ -1,34 +1,73 @@
-"""Timing that survives a noisy machine: the two sides of a ratio take turns, and the medians are compared."""
+"""Timing that survives a noisy machine: the sides of a ratio take turns, and their medians are compared."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
+from typing import Literal, TypeAlias
+
+Unit: TypeAlias = Literal["s", "bytes"]
+MIN_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of each run, sorted."""
+class Effort:
+    """How many rounds: 1 is what a report takes, less is for trying out."""
+
+    scale: float = 1.0
+
+    def rounds(self, full: int) -> int:
+        return max(MIN_ROUNDS, round(full * self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """One side: seconds, or bytes, of each round, in the order of the rounds."""
 
     name: str
-    runs_s: tuple[float, ...]
+    values: tuple[float, ...]
 
-    @property
-    def median_s(self) -> float:
-        return median(self.runs_s)
+    def divided(self, count: int) -> Runs:
+        """Of one of `count` pieces of work that each round did."""
+        return Runs(self.name, tuple(value / count for value in self.values))
 
-    def divided(self, count: int) -> Timing:
-        """Of one of `count` pieces of work that each run did."""
-        return Timing(self.name, tuple(run_s / count for run_s in self.runs_s))
-
-    def percentile_s(self, percent: int) -> float:
-        return self.runs_s[min(len(self.runs_s) - 1, len(self.runs_s) * percent // 100)]
+    def named(self, name: str) -> Runs:
+        return Runs(name, self.values)
 
 
-def take_turns(sides: dict[str, Callable[[], object]], *, rounds: int, warm_up: int = 3) -> list[Timing]:
-    """Run every side once a round, so that a slow moment of the machine hits all of them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One comparison. Below 1 we are quicker, or smaller."""
+
+    name: str
+    peer: str
+    unit: Unit
+    ours: float
+    """The median of all rounds."""
+    theirs: float
+    """The same of the peer."""
+    low: float
+    """A quarter of the rounds had a smaller ratio than this: ours over the peer's in the same round."""
+    ratio: float
+    """The median of those."""
+    high: float
+    """A quarter had a larger one."""
+    rounds: int
+
+    def __post_init__(self) -> None:
+        figures = (self.ours, self.theirs, self.low, self.ratio, self.high)
+        possible = all(math.isfinite(figure) and figure > 0 for figure in figures)
+        if not possible or not self.low <= self.ratio <= self.high:
+            raise ValueError(f"{self.name!r} beside {self.peer!r} has figures that cannot be: {figures}")
+        if self.rounds < MIN_ROUNDS:
+            raise ValueError(f"{self.name!r} has {self.rounds} rounds; a spread takes at least {MIN_ROUNDS}")
+
+
+def take_turns(sides: Mapping[str, Callable[[], object]], *, rounds: int, warm_up: int = 3) -> dict[str, Runs]:
+    """Run every side once a round, so that a slow moment of the machine hits all of them. By their names."""
     runs: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(-warm_up, rounds):
         for name, work in sides.items():
@@ -36,14 +75,27 @@ def take_turns(sides: dict[str, Callable[[], object]], *, rounds: int, warm_up: 
             work()
             if number >= 0:
                 runs[name].append(time.perf_counter() - started)
-    return [Timing(name, tuple(sorted(times))) for name, times in runs.items()]
+    return {name: Runs(name, tuple(times)) for name, times in runs.items()}
 
 
-def print_table(title: str, timings: Sequence[Timing], *, floor: str) -> None:
-    """One line a side: median, 99th percentile, and the median as a multiple of `floor`'s."""
-    base = next(timing for timing in timings if timing.name == floor)
-    print(f"{title}  (n = {len(base.runs_s)}, ratio to: {floor})")
-    for timing in timings:
-        p50, p99 = timing.median_s * 1e6, timing.percentile_s(99) * 1e6
-        ratio = timing.median_s / base.median_s
-        print(f"  {timing.name:<40} p50 {p50:>10,.1f} µs   p99 {p99:>10,.1f} µs   ratio {ratio:6.2f}")
+def compare(ours: Runs, peer: Runs, *, unit: Unit = "s") -> Row:
+    """Raises `ValueError` unless both sides ran the same rounds."""
+    ratios = [mine / theirs for mine, theirs in zip(ours.values, peer.values, strict=True)]
+    low, ratio, high = quantiles(ratios, n=4, method="inclusive")
+    return Row(
+        name=ours.name,
+        peer=peer.name,
+        unit=unit,
+        ours=median(ours.values),
+        theirs=median(peer.values),
+        low=low,
+        ratio=ratio,
+        high=high,
+        rounds=len(ratios),
+    )
+
+
+def beside(peer: str, sides: dict[str, Runs], names: Sequence[str] | None = None) -> list[Row]:
+    """`names`, or all other sides, beside `peer`."""
+    chosen = [name for name in sides if name != peer] if names is None else names
+    return [compare(sides[name], sides[peer]) for name in chosen]

@@ -1,13 +1,38 @@
-"""Planning 53 and 530 layers beside `json.loads` + `json.dumps` of the same request, and searches beside the rule."""
+"""Planning beside `json.loads` + `json.dumps` of the request and beside vLLM's planner; searches beside the rule."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import kvpage
-from measure import print_table, take_turns
+from measure import Effort, Row, Runs, beside, take_turns
+from report import VLLM_PLANNER, Pair, Subject, main_of
+from vllm_peer import vllm
+
+JSON = "`json.loads` + `json.dumps` of the request"
+RULE = "the rule (`unify`)"
+SIZES = {53: 40, 530: 15}
+"""Layers → rounds."""
+SEARCHES: dict[str, dict[str, str]] = {
+    "slab": {"strategy": "slab"},
+    "nested": {"strategy": "nested"},
+    "auto": {"strategy": "auto"},
+    "auto, an allocator with slabs": {"strategy": "auto", "allocator": "slabs"},
+}
+SEARCH_ROUNDS = 5
+ABOUT = """
+`benchmarks/planning.py`. A request becomes a plan: validated, grouped, placed, and proven sound. The layers are those
+of MiMo-V2-Flash and its draft, or ten of them.
+
+- JSON: the request is read and written, and nothing else. It is the least that an answer over HTTP costs.
+- vLLM's planner (`get_kv_cache_configs`, and since 0.33 `get_global_kv_cache_groups` before it): from specs that are
+  made beforehand to groups and tensors, for one worker. Its plan must have as many blocks and groups as ours, or the
+  benchmark fails. It reads no request, and an engine calls it once.
+- Searches weigh layouts that the rule does not know: the ratio says what the choice of a strategy costs.
+"""
 
 
 def request(num_layers: int) -> dict[str, Any]:
@@ -35,40 +60,64 @@ def hybrid(num_layers: int) -> dict[str, Any]:
     return {"layers": layers, "strategy": "unify", "align_hybrid": True, "memory_bytes": 40 << 30}
 
 
-def main() -> None:
-    measure(53, rounds=60)
-    measure(530, rounds=25)
-    compare_strategies("80 layers of a hybrid", hybrid(80), rounds=20)
-    compare_strategies("53 layers", request(53), rounds=20)
-    compare_strategies("1,000 layers", request(1000), rounds=5)
+def measure(effort: Effort) -> list[Row]:
+    rows = [row for num_layers, rounds in SIZES.items() for row in _of_size(num_layers, effort.rounds(rounds))]
+    for what, wanted in (("53 layers", request(53)), ("80 layers of a hybrid", hybrid(80))):
+        asked: dict[str, dict[str, str]] = {RULE: {}} | {_search(name, what): more for name, more in SEARCHES.items()}
+        sides = {name: partial(kvpage.plan, wanted | more) for name, more in asked.items()}
+        rows += beside(RULE, take_turns(sides, rounds=effort.rounds(SEARCH_ROUNDS), warm_up=1))
+    return rows
 
 
-def compare_strategies(what: str, wanted: dict[str, Any], *, rounds: int) -> None:
-    """What a search costs more than the rule. `auto` weighs all strategies, for an allocator of either kind."""
-    asked = {
-        "unify": {},
-        "slab": {"strategy": "slab"},
-        "nested": {"strategy": "nested"},
-        "auto, flat": {"strategy": "auto"},
-        "auto, slabs": {"strategy": "auto", "allocator": "slabs"},
-    }
-    timings = take_turns({name: partial(kvpage.plan, wanted | more) for name, more in asked.items()}, rounds=rounds)
-    print_table(f"strategies, {what}", timings, floor="unify")
-
-
-def measure(num_layers: int, *, rounds: int) -> None:
+def _of_size(num_layers: int, rounds: int) -> list[Row]:
     wanted = request(num_layers)
     body = json.dumps(wanted)
-    timings = take_turns(
-        {
-            "json.loads + json.dumps": lambda: json.dumps(json.loads(body)),
-            "kvpage.plan": lambda: kvpage.plan(wanted),
-            "kvpage.plan, loads and to_json": lambda: kvpage.plan(json.loads(body)).to_json(),
-        },
-        rounds=rounds,
-    )
-    print_table(f"planning {num_layers} layers", timings, floor="json.loads + json.dumps")
+    ours, whole = _plan(num_layers), _from_json(num_layers)
+    sides: dict[str, Callable[[], object]] = {
+        JSON: lambda: json.dumps(json.loads(body)),
+        ours: lambda: kvpage.plan(wanted),
+        whole: lambda: kvpage.plan(json.loads(body)).to_json(),
+    }
+    modules = vllm()
+    if modules is not None:
+        sides[VLLM_PLANNER] = modules.planner(wanted)
+        theirs, plan = modules.planner(wanted)(), kvpage.plan(wanted)
+        assert (theirs.num_blocks, len(theirs.kv_cache_groups)) == (plan.num_blocks, len(plan.groups))
+    timed = take_turns(sides, rounds=rounds)
+    return beside(JSON, timed, [ours, whole]) + _beside_vllm(timed, ours)
 
+
+def _beside_vllm(timed: dict[str, Runs], ours: str) -> list[Row]:
+    return beside(VLLM_PLANNER, timed, [ours]) if VLLM_PLANNER in timed else []
+
+
+def _plan(num_layers: int) -> str:
+    return f"plan of {num_layers} layers"
+
+
+def _from_json(num_layers: int) -> str:
+    return f"plan of {num_layers} layers, from JSON to JSON"
+
+
+def _search(strategy: str, what: str) -> str:
+    return f"{strategy}: {what}"
+
+
+def _pairs() -> tuple[Pair, ...]:
+    sizes = [
+        pair
+        for num_layers in SIZES
+        for pair in (
+            (_plan(num_layers), JSON),
+            (_from_json(num_layers), JSON),
+            (_plan(num_layers), VLLM_PLANNER),
+        )
+    ]
+    models = ("53 layers", "80 layers of a hybrid")
+    return (*sizes, *((_search(name, what), RULE) for what in models for name in SEARCHES))
+
+
+SUBJECT = Subject(title="Planning", about=ABOUT, pairs=_pairs(), measure=measure, in_short=((_plan(53), VLLM_PLANNER),))
 
 if __name__ == "__main__":
-    main()
+    main_of(SUBJECT)

@@ -12,25 +12,26 @@ from kvpage.pages.lifetimes import Lifetime
 from kvpage.pages.prefix import PrefixCache
 from kvpage.pages.prefix_index import PrefixIndex
 from kvpage.pages.sequences import Sequences
-from measure import print_table, take_turns
+from measure import Effort, Row, beside, take_turns
+from report import Subject, main_of
 
 BLOCK_SIZE = 16
 PROMPT = [(7919 * place) % 150_000 for place in range(100_000)]
 FULL = Lifetime(kind="full", block_size=BLOCK_SIZE)
 WINDOW = Lifetime(kind="window", block_size=BLOCK_SIZE, reach=1024)
-PICKLED = "sha256 of pickled tuples, one group"
-ROUNDS = 20
+PICKLED = "sha256 of pickled tuples, looked up in a dict"
+ONE, FIVE = "a prompt looked up, one full group", "a prompt looked up, one full group and 4 windows"
+ROUNDS = 15
+ABOUT = """
+`benchmarks/prefixes.py`. A cached prompt of 100,000 tokens is hashed block by block, and its blocks are found. Beside
+it: sha256 over pickled tuples of tokens and one look-up in a dict for each block, which is how vLLM hashes by default.
+Each group hashes for itself.
+"""
 
 
-def main() -> None:
-    sides = {
-        PICKLED: pickled(),
-        "one full group": lookup([FULL]),
-        "one full group and 4 windows": lookup([FULL, *[WINDOW] * 4]),
-    }
-    print_table(
-        "look up a cached prompt of 100,000 tokens, hashing it", take_turns(sides, rounds=ROUNDS), floor=PICKLED
-    )
+def measure(effort: Effort) -> list[Row]:
+    sides = {PICKLED: pickled(), ONE: lookup([FULL]), FIVE: lookup([FULL, *[WINDOW] * 4])}
+    return beside(PICKLED, take_turns(sides, rounds=effort.rounds(ROUNDS)))
 
 
 def lookup(groups: Sequence[Lifetime]) -> Callable[[], object]:
@@ -67,5 +68,7 @@ def pickled() -> Callable[[], object]:
     return find
 
 
+SUBJECT = Subject(title="Prefixes", about=ABOUT, pairs=((ONE, PICKLED), (FIVE, PICKLED)), measure=measure)
+
 if __name__ == "__main__":
-    main()
+    main_of(SUBJECT)

@@ -107,4 +107,4 @@ def test_the_files_named_for_a_metric_are_those_that_name_metrics() -> None:
 def test_contributing_tells_how_to_add_each_thing() -> None:
     told = re.findall(r"^### … an? (.+)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     things = ("kind of layer", "family of models", "attention backend", "HTTP operation")
-    assert told == [*things, "metric", "setting", "command", "error code"]
+    assert told == [*things, "metric", "setting", "benchmark", "command", "error code"]
