@@ -54,6 +54,7 @@ DOORS = {
         "kvpage.cli.demo_pattern",
     ),
     "transformers": ("kvpage.integrations.transformers",),
+    "vllm": ("kvpage.integrations.vllm.connector",),
     "pydantic": (
         "kvpage.request",
         "kvpage.request_layers",
