@@ -1,6 +1,6 @@
 """One vLLM engine in a process of its own: generates, says what, and waits to be told to end.
 
-    python engine.py MODEL_FOLDER '{"kv_transfer_config": …}'
+    python engine.py MODEL_FOLDER '{"kv_transfer_config": …}' [--only-start]
 
 It prints a line of JSON with the tokens and a digest of each registered cache, and one with the trace at the end.
 Digests and trace are there when the engine computes in this process, with the recording connector.
@@ -18,8 +18,8 @@ PROMPTS = [[token % 96 + 1 for token in range(first, first + length)] for first,
 NEW_TOKENS = 40
 
 
-def main(folder: str, options: dict[str, Any]) -> None:
-    from vllm import LLM, SamplingParams
+def main(folder: str, options: dict[str, Any], *, generates: bool) -> None:
+    from vllm import LLM
 
     engine: Any = LLM(
         folder,
@@ -32,10 +32,7 @@ def main(folder: str, options: dict[str, Any]) -> None:
         block_size=32,
         **options,
     )
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, detokenize=False, ignore_eos=True)
-    done = engine.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
-    tokens = [list(request.outputs[0].token_ids) for request in done]
-    said: dict[str, Any] = {"tokens": tokens}
+    said: dict[str, Any] = {"tokens": generated(engine) if generates else []}
     recording = sys.modules.get("vllm_checks.recording")
     if recording is not None and recording.CACHES:
         said["digests"] = {name: digest(tensor) for name, tensor in recording.CACHES.items()}
@@ -47,6 +44,14 @@ def main(folder: str, options: dict[str, Any]) -> None:
     os._exit(0)  # what else the engine would do at its end says nothing here
 
 
+def generated(engine: Any) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, detokenize=False, ignore_eos=True)
+    done = engine.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], sampling, use_tqdm=False)
+    return [list(request.outputs[0].token_ids) for request in done]
+
+
 def digest(tensor: Any) -> str:
     """Of the bytes, in logical order."""
     import torch
@@ -55,4 +60,4 @@ def digest(tensor: Any) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), generates=sys.argv[3:] != ["--only-start"])

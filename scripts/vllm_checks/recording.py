@@ -137,7 +137,7 @@ def backend_of(backend: Any) -> Fields:
     sizes = backend.get_supported_kernel_block_sizes()
     return {
         "name": backend.__name__,
-        "layouts": [layout.name for layout in layouts],
+        "layouts": None if layouts is None else [layout.name for layout in layouts],
         "kernel_block_sizes": plain(sizes),
     }
 

@@ -70,6 +70,11 @@ def refusal_of(trace: Fields, where: Fields, kind: type[KvpageError], **changes:
     return refused.value.message
 
 
+def bytes_of(page: torch.Tensor) -> torch.Tensor:
+    """A view of a page's own bytes, which follow each other."""
+    return page.view(-1).view(torch.uint8)
+
+
 # --- what a real engine did, done again -------------------------------------------------------------------------------
 
 
@@ -82,15 +87,17 @@ def test_the_cache_of_an_engine_lies_in_its_pool_and_others_see_its_bytes(model:
             assert kv.plan.buffer_size_bytes == allocated(trace)["size"]
             assert kv.plan.num_blocks == trace["config"]["num_blocks"]
             assert not kv.buffer.any()
-            for number, name in enumerate(kv.plan.layers, start=1):
-                block = number % kv.plan.num_blocks  # one of its own: layers of different groups share their bytes
-                stand_in.caches[name][block] = number
-                assert torch.all(kv.tensor(name)[block] == number), name
+            for block, name in enumerate(kv.plan.layers, start=1):  # each its own: groups share the bytes of a block
+                cache = bytes_of(stand_in.caches[name][block])
+                cache.copy_(torch.randint(256, cache.shape, dtype=torch.uint8))
+                seen = torch.cat([bytes_of(tensor[block]) for tensor in kv.tensors[name]])
+                assert torch.equal(seen, cache), name
+                assert seen.any()
 
 
 def test_the_scheduler_is_told_of_no_tokens_elsewhere(where: Fields) -> None:
     with engine(trace_of("llama"), where) as stand_in:
-        stand_in.run(until="shutdown")
+        stand_in.run()
         assert stand_in.answers["get_num_new_matched_tokens"] == (0, False)
         assert stand_in.answers["request_finished_all_groups"] == (False, None)
         assert stand_in.answers["build_connector_meta"] is not None
@@ -241,6 +248,19 @@ def test_4_a_layer_that_is_in_no_plan_and_shares_no_cache_is_refused(where: Fiel
     known = registered(trace)["model.layers.1.self_attn.attn"]
     registered(trace)["another"] = known | {"offset_elems": known["offset_elems"] + 64, "shape": [64, 2, 32, 64]}
     assert "'another'" in refusal_of(trace, where, LayoutUnsupported)
+
+
+def test_4_states_in_another_place_are_refused(where: Fields) -> None:
+    trace = trace_of("falcon_h1")
+    registered(trace)["model.2.mixer"]["offset_elems"] += 1
+    assert "model.2.mixer" in refusal_of(trace, where, LayoutUnsupported)
+
+
+def test_4_the_stride_of_an_axis_with_one_entry_is_never_used(where: Fields) -> None:
+    trace = trace_of("falcon_h1")
+    registered(trace)["model.2.mixer"]["strides_elems"][1:3] = [7, 9]
+    with engine(trace, where) as stand_in:
+        stand_in.run()
 
 
 @pytest.mark.parametrize("field", ["enable_sleep_mode", "enable_cumem_allocator"])

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 DATA = Path(__file__).parents[1] / "data"
-MODELS = ("llama", "gemma3", "gemma4")
+MODELS = ("llama", "gemma3", "gemma4", "falcon_h1")
 CONNECTOR = "kvpage.integrations.vllm.connector"
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
@@ -109,12 +109,17 @@ def config_from(noted: Fields) -> Any:
     return SimpleNamespace(**noted | {"kv_cache_groups": groups, "kv_cache_tensors": tensors})
 
 
+def _kernel_blocks(noted: Any) -> Any:
+    return SimpleNamespace(base=noted["multiple_of"]) if isinstance(noted, dict) else noted
+
+
 def _layer_with(noted: Fields) -> Any:
-    layouts = [SimpleNamespace(name=name) for name in noted["layouts"]]
+    names = noted["layouts"]
+    layouts = None if names is None else [SimpleNamespace(name=name) for name in names]
     members = {
         "supported_kv_cache_layouts": classmethod(lambda _cls: layouts),
         "get_supported_kernel_block_sizes": staticmethod(
-            lambda: [SimpleNamespace(base=size["multiple_of"]) for size in noted["kernel_block_sizes"]]
+            lambda: [_kernel_blocks(size) for size in noted["kernel_block_sizes"]]
         ),
     }
     backend = type(noted["name"], (), members)
