@@ -116,7 +116,7 @@ PAIRS: tuple[Pair, ...] = (
     (SERVER, EMPTY_SERVER),
     (WORKER, EMPTY_MEMORY),
 )
-SUBJECT = Subject(title="Starting, and memory of processes", about=ABOUT, pairs=PAIRS, measure=measure)
+SUBJECT = Subject(title="Starting", about=ABOUT, pairs=PAIRS, measure=measure)
 
 if __name__ == "__main__":
     main_of(SUBJECT)

@@ -39,12 +39,13 @@ SUBJECTS: tuple[Subject, ...] = (
 
 def main() -> None:
     arguments = _arguments()
-    facts = machine.facts()
+    use = machine.Use()
     chosen = [subject for subject in SUBJECTS if subject.title in arguments.subjects or not arguments.subjects]
     parts = []
     for subject in chosen:
         parts.append(measured(subject, Effort(arguments.scale)))
         print(as_text(parts[-1]), flush=True)
+    facts = machine.facts() | use.facts()
     if arguments.write:
         (ROOT / "build").mkdir(exist_ok=True)
         (ROOT / "build" / "benchmarks.json").write_text(as_json(facts, parts), encoding="utf-8")

@@ -160,6 +160,7 @@ def test_a_report_says_what_it_was_made_with(monkeypatch: pytest.MonkeyPatch) ->
     assert facts["vLLM"] == "not there"
     assert "kvpage" in facts["packages"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", facts["date"])
+    assert re.fullmatch(r"\d+ % of .*", machine.Use().facts()["other use meanwhile"])
 
 
 def test_a_folder_without_vllm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
