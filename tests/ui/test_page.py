@@ -214,6 +214,7 @@ def test_a_file_is_taken(open_page: Open, tmp_path: Path, how: str) -> None:
             }""",
             file.read_text(),
         )
+        expect(page.locator("#drop")).to_be_visible()  # as whoever drops waits for; an event of a test would not
         page.dispatch_event("#drop", "drop", {"dataTransfer": dropped})
     expect_plan(page, plan_of({"config": LLAMA}))
 
