@@ -11,7 +11,7 @@ from kvpage.errors import Conflict, LayoutUnsupported, NotSupported, shorten
 from kvpage.plans import Plan, TensorView
 
 TESTED_VERSIONS = ((0, 32), (0, 33))
-"""Releases from the first on and before the second: the hook is newer in none and older in none that was run."""
+"""Releases from the first on, and before the second: those that `make test-vllm` has run."""
 TESTED_RANGE = ">=0.32.0,<0.33.0"
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.|$|[^\d])")
 
