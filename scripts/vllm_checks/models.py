@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import transformers
 
+transformers.utils.logging.disable_progress_bar()
+
 Fields = dict[str, Any]
 
 VOCABULARY = 97

@@ -36,6 +36,10 @@ class Failed(Exception):
     """What is not as it should be."""
 
 
+class Ended(Failed):
+    """The engine did, with what it said last."""
+
+
 class Engine:
     """A vLLM engine that has generated, until it is told to end."""
 
@@ -64,7 +68,7 @@ class Engine:
                 said: Fields = json.loads(line.removeprefix("SAID "))
                 return said
         lines = self._log.read_text(errors="replace").splitlines()
-        raise Failed("the engine ended: " + "\n".join(lines[-LOG_LINES:]))
+        raise Ended("the engine ended: " + "\n".join(lines[-LOG_LINES:]))
 
     def end(self) -> Fields | None:
         """Tell it to; the trace, if it has one."""
@@ -72,7 +76,7 @@ class Engine:
         self._child.stdin.write("\n")
         self._child.stdin.flush()
         trace = None
-        with contextlib.suppress(Failed):
+        with contextlib.suppress(Ended):
             trace = self._next()
         if self._child.wait(120) != 0:
             raise Failed(f"the engine ended with {self._child.returncode}: {self._log.read_text()[-2000:]}")
@@ -115,6 +119,7 @@ class Scenario:
             self._spoil(name)
             self._check(name, "on a pool full of what is no number", model, stock, record=False)
         model = self._folder / "llama"
+        self._check_alone(model)
         stock = self._tokens("llama", "stock, two ranks", model, TWO_RANKS)
         self._check_ranks(model, stock)
 
@@ -134,6 +139,22 @@ class Scenario:
             if trace is None:
                 raise Failed("the engine gave no trace")
             self._write(name, trace)
+
+    def _check_alone(self, model: Path) -> None:
+        """A second engine on the pool of one that lives is refused; after kill -9 the next one is not."""
+        options = connector("KvpageConnector", "alone", self._run_dir)
+        with timed("llama, two engines on one pool, and one after kill -9"):
+            with running(model, options, self._log) as first:
+                try:
+                    with running(model, options, self._log.with_name("second.log")):
+                        raise Failed("a second engine started on the pool of another")
+                except Ended as refused:
+                    if "is in use by others" not in str(refused):
+                        raise
+                first.kill()
+            with running(model, options, self._log) as third:
+                same("tokens", third.said["tokens"], first.said["tokens"])
+                third.end()
 
     def _check_bytes(self, name: str, digests: Fields) -> None:
         """Of each layer, in this process and in the engine's."""

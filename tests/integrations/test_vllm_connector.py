@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,16 @@ import pytest
 import torch
 
 import kvpage
-from kvpage.errors import Conflict, KvpageError, LayoutUnsupported, NotSupported, SpecInvalid, StaleHandle
+from kvpage.errors import (
+    Conflict,
+    DeviceUnavailable,
+    KvpageError,
+    LayoutUnsupported,
+    NotEnoughMemory,
+    NotSupported,
+    SpecInvalid,
+    StaleHandle,
+)
 from kvpage.integrations.vllm.engine_checks import TESTED_RANGE, RankAnswer, check_ranks, check_version
 from kvpage.integrations.vllm.engine_plan import engine_plan
 from kvpage.integrations.vllm.engine_pool import Allocation, EnginePool, PoolChoice
@@ -375,6 +385,21 @@ def test_a_pool_of_another_plan_is_not_taken(where: Fields) -> None:
     other = trace_of("gemma3")
     with engine(other, where) as stand_in, pytest.raises(Conflict):
         stand_in.run()
+
+
+def test_an_engine_with_more_than_there_is_room_for_is_told_so(where: Fields) -> None:
+    trace = trace_of("llama")
+    times = 1 << 20
+    trace["config"]["num_blocks"] *= times
+    for tensor in trace["config"]["kv_cache_tensors"]:
+        tensor["size"] *= times
+        tensor["layer_stride"] *= times
+    refusal_of(trace, where, NotEnoughMemory)
+
+
+def test_an_engine_without_a_service_is_told_how_to_start_one(where: Fields, tmp_path: Path) -> None:
+    message = refusal_of(trace_of("llama"), where | {"run_dir": str(tmp_path)}, DeviceUnavailable)
+    assert "kvpage serve" in message
 
 
 def test_a_model_without_a_cache_has_nothing_to_put_into_a_pool() -> None:

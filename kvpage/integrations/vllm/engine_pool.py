@@ -22,6 +22,8 @@ from kvpage.integrations.vllm.engine_plan import EnginePlan
 from kvpage.plans import Plan
 
 _KEYS = ("pool", "run_dir", "device")
+_MAKING_S = 600.0
+"""Committing memory takes a worker about 0.3 s for each GiB."""
 _PATIENCE_S = 10.0
 """An engine that was killed gives its blocks back when the worker has noticed."""
 
@@ -77,7 +79,7 @@ class EnginePool:
         `Conflict` where another engine has it."""
         plan, device, run_dir = planned.plan, choice.device, choice.run_dir
         with Client(run_dir=run_dir) as client:
-            client.create_pool(planned.request, name=choice.name, device=device, plan_id=plan.plan_id)
+            client.create_pool(planned.request, name=choice.name, device=device, plan_id=plan.plan_id, wait_s=_MAKING_S)
         with ExitStack() as owned:
             attachment = owned.enter_context(attach(choice.name, plan_id=plan.plan_id, device=device, run_dir=run_dir))
             lease_name = f"vllm-{os.getpid()}-{secrets.token_hex(4)}"
