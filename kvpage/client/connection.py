@@ -63,7 +63,7 @@ def attach(
         answer_s = max(patience.left_s, SHORTEST_ANSWER_S)
         try:
             where = device if device is not None else device_with(name, runs, answer_s)
-            with _connect(where, runs, client_name, answer_s) as connection:
+            with _connect(where, runs, client_name, answer_s, asks_at_once=True) as connection:
                 return connection.attach(name, plan_id=plan_id, epoch=epoch, wrap=wrap)
         except KvpageError as error:
             patience.wait(error)
@@ -83,9 +83,11 @@ def connect(
     return _connect(checked_text("device", device), find_run_directory(run_dir), client_name, timeout_s)
 
 
-def _connect(device: str, runs: RunDirectory, client_name: str | None, timeout_s: float) -> Connection:
+def _connect(
+    device: str, runs: RunDirectory, client_name: str | None, timeout_s: float, *, asks_at_once: bool = False
+) -> Connection:
     path = served_socket(device, runs, checked_seconds("timeout_s", timeout_s))
-    return Connection(path, client_name=client_name, timeout_s=timeout_s)
+    return Connection(path, client_name=client_name, timeout_s=timeout_s, _asks_at_once=asks_at_once)
 
 
 class Connection:
@@ -101,6 +103,7 @@ class Connection:
         *,
         client_name: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        _asks_at_once: bool = False,  # then there is no `device` before the first answer
     ) -> None:
         """`timeout_s`: for the worker's answers, each of them, and for other threads to finish.
 
@@ -111,6 +114,7 @@ class Connection:
             socket_path,
             client_name=program_name() if client_name is None else client_name,
             timeout_s=checked_seconds("timeout_s", timeout_s),
+            asks_at_once=_asks_at_once,
         )
         self._holds = Holds(self._client)
         self._kinds: dict[tuple[str, str], MemoryKind] = {}  # by handle kind and device UUID

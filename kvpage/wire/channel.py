@@ -45,6 +45,17 @@ def close_fds(fds: Iterable[int]) -> None:
         os.close(fd)
 
 
+def duplicates(fds: Sequence[int]) -> list[int]:
+    """Copies of all of them, or of none."""
+    copies: list[int] = []
+    try:
+        copies.extend(os.dup(fd) for fd in fds)
+    except OSError:
+        close_fds(copies)
+        raise
+    return copies
+
+
 def keep_urgent_data(sock: socket.socket) -> None:
     """Have bytes sent with MSG_OOB read in turn. Otherwise the kernel drops them, and descriptors that came with them,
     in whatever thread reads what follows.

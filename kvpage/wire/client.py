@@ -20,7 +20,7 @@ from kvpage.errors import Conflict, ProtocolError, RateLimited, TooLarge, Worker
 from kvpage.owned import Descriptors
 from kvpage.run_directory import checked_socket_path
 from kvpage.wire import leasing, messages
-from kvpage.wire.channel import MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, DescriptorsLost, FrameReader, Outbox, close_fds
+from kvpage.wire.channel import MAX_FDS_PER_FRAME, MAX_FRAME_BYTES, DescriptorsLost, FrameReader, Outbox, duplicates
 from kvpage.wire.connecting import connect, system_error
 from kvpage.wire.turns import Turns
 
@@ -52,7 +52,10 @@ class WorkerClient:
     """
 
     welcome: messages.Welcome
+    """What the worker said to the hello; not there before the first answer of a client that `asks_at_once`."""
     _socket: socket.socket | None = None
+    _hello_id: int | None = None
+    """Of a hello that goes out with the first request, until its answer has come."""
 
     def __init__(
         self,
@@ -61,8 +64,12 @@ class WorkerClient:
         role: messages.Role = "client",
         client_name: str = "",
         timeout_s: float = 10.0,
+        asks_at_once: bool = False,
     ) -> None:
         """Connect and say hello. `timeout_s` bounds each of these and every later request.
+
+        `asks_at_once`: the hello goes out with the first request, whose answer is then not a round trip later; and if
+        the worker refuses it, the request ends with that.
 
         Raises what `connecting.connect` does, and whatever the worker refuses with.
         """
@@ -82,7 +89,11 @@ class WorkerClient:
         _clients.add(self)
         try:
             hello = messages.Hello(version=messages.PROTOCOL_VERSION, role=role, client_name=client_name)
-            self.welcome = self.ask(hello, messages.Welcome)
+            if asks_at_once:
+                self._hello_id = next(self._ids)
+                self._outbox.push(_encoded(messages.RequestFrame(id=self._hello_id, body=hello)))
+            else:
+                self.welcome = self.ask(hello, messages.Welcome)
         except BaseException:
             self.close()
             raise
@@ -212,11 +223,13 @@ class WorkerClient:
         sock = self._open_socket()
         request_id = next(self._ids)
         payload = _encoded(messages.RequestFrame(id=request_id, ack=self._ack, body=body))
-        copies = _duplicates(fds)
+        copies = duplicates(fds)
         try:
             self._push_later()
             self._outbox.push(payload, copies)
             self._send(sock, deadline)
+            if self._hello_id is not None:
+                self._receive_welcome(sock, self._hello_id, deadline)
             self._receive_reply(received, sock, request_id, deadline)
         except BaseException as error:
             received.fds.close()
@@ -234,6 +247,18 @@ class WorkerClient:
                 _wait(sock, select.POLLOUT, deadline, self._path)
         except OSError:
             self._outbox.close()  # the worker hung up; it may have said why, so go on to read
+
+    def _receive_welcome(self, sock: socket.socket, hello_id: int, deadline: float) -> None:
+        """What it raises ends the connection: who was not welcomed is not answered."""
+        fds = Descriptors()
+        reply = messages.decode_reply(self._receive(fds, sock, deadline))
+        fds.close()
+        _check_reply(reply, hello_id)
+        if reply.error is not None:
+            raise reply.error.to_error()
+        if not isinstance(reply.body, messages.Welcome):
+            raise ProtocolError(f"the worker answered Hello with {type(reply.body).__name__}")
+        self.welcome, self._hello_id = reply.body, None
 
     def _receive_reply(self, received: Received, sock: socket.socket, request_id: int, deadline: float) -> None:
         reply = messages.decode_reply(self._receive(received.fds, sock, deadline))
@@ -309,16 +334,6 @@ def _wait(sock: socket.socket, events: int, deadline: float, path: Path) -> None
     remaining_s = deadline - time.monotonic()
     if remaining_s <= 0 or not poll.poll(remaining_s * 1000):
         raise WorkerLost(f"the worker at {path} did not answer in time")
-
-
-def _duplicates(fds: Sequence[int]) -> list[int]:
-    copies: list[int] = []
-    try:
-        copies.extend(os.dup(fd) for fd in fds)
-    except OSError:
-        close_fds(copies)
-        raise
-    return copies
 
 
 _clients: weakref.WeakSet[WorkerClient] = weakref.WeakSet()

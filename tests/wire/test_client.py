@@ -95,6 +95,50 @@ def test_a_client_that_is_turned_away_learns_why(path: Path, code: str, kind: ty
     assert caught.value.details == {"by": "script"}
 
 
+def test_a_client_that_asks_at_once_says_hello_with_its_first_request(path: Path) -> None:
+    seen: list[type[messages.RequestBody]] = []
+
+    def script(peer: Peer) -> None:
+        hello, asked = peer.receive(), peer.receive()  # both are there before anything is answered
+        seen.extend((type(hello.body), type(asked.body)))
+        peer.reply(hello.id, WELCOME)
+        peer.reply(asked.id, attached(1), [open_null()])
+        peer.reply(peer.receive().id, PoolList(pools=[]))
+
+    with scripted_worker(path, script, greet=False), WorkerClient(path, asks_at_once=True) as client:
+        assert not hasattr(client, "welcome")
+        reply = client.request(ATTACH)
+        os.close(*reply.fds)
+        assert client.welcome == WELCOME
+        assert client.ask(ListPools(), PoolList) == PoolList(pools=[])
+    assert seen == [messages.Hello, messages.Attach]
+
+
+def test_a_hello_that_is_refused_ends_the_first_request_of_who_asks_at_once(path: Path) -> None:
+    def refuse(peer: Peer) -> None:
+        peer.fail(peer.receive().id, "permission-denied", [open_null()])
+
+    with scripted_worker(path, refuse, greet=False), WorkerClient(path, asks_at_once=True) as client:
+        with pytest.raises(PermissionDenied):
+            client.request(ATTACH)
+        assert client.closed
+
+
+def test_a_hello_that_is_answered_with_something_else_is_no_welcome(path: Path) -> None:
+    def confuse(peer: Peer) -> None:
+        peer.reply(peer.receive().id, PoolList(pools=[]))
+
+    with scripted_worker(path, confuse, greet=False), WorkerClient(path, asks_at_once=True) as client:
+        with pytest.raises(ProtocolError, match="answered Hello with PoolList"):
+            client.request(ATTACH)
+        assert client.closed
+
+
+def test_who_asks_at_once_and_never_does_leaves_nothing(path: Path) -> None:
+    with scripted_worker(path, until_hang_up, greet=False):
+        WorkerClient(path, asks_at_once=True).close()
+
+
 def test_an_error_reply_raises_its_class_and_the_client_goes_on(path: Path) -> None:
     def script(peer: Peer) -> None:
         peer.fail(peer.receive().id, "conflict", [open_null()])
