@@ -54,7 +54,8 @@ padded layers or only that of the whole buffer, and gives it up again. Beside it
 - one byte sent, and one descriptor received over a socket and mapped, from a thread of this process: the least that it
   can cost.
 
-A live connection attached before. A plan is unknown once in a process: it is sent, and proven here, layer by layer.
+A live connection attached before. *Connect and attach* is `kvpage.attach`. A plan is unknown once in a process: it is
+sent, and proven here, layer by layer, of which torch's sharing has nothing.
 """
 
 
@@ -74,7 +75,9 @@ def measure(effort: Effort) -> list[Row]:
         create(folder, plan)
         with kvpage.connect(run_dir=folder) as connection, _bare_exchange() as exchange, _torch(folder) as sharing:
             sides = {DESCRIPTOR: exchange} | sharing | _attaching(connection, folder, padded)
-            timed = take_turns(sides, rounds=effort.rounds(ROUNDS))
+            # Peer and own in turn, so that each finds in the processor's caches what the other has left there.
+            order = dict.fromkeys(side for pair in PAIRS for side in reversed(pair))
+            timed = take_turns({name: sides[name] for name in order}, rounds=effort.rounds(ROUNDS))
     return [compare(timed[ours], timed[peer]) for ours, peer in PAIRS]
 
 

@@ -12,10 +12,10 @@ from kvpage.client.attachment import Attachment
 from kvpage.client.finding import (
     DEFAULT_TIMEOUT_S,
     SHORTEST_ANSWER_S,
-    device_with,
     find_run_directory,
     program_name,
     served_socket,
+    socket_with,
 )
 from kvpage.client.hold import Hold, Holds
 from kvpage.client.known_plans import KNOWN_PLANS
@@ -26,7 +26,6 @@ from kvpage.memory.base import Mapping, MemoryKind
 from kvpage.memory.kinds import memory_kind
 from kvpage.owned import Descriptors
 from kvpage.plans import Plan
-from kvpage.run_directory import RunDirectory
 from kvpage.wire import messages
 from kvpage.wire.client import WorkerClient
 from kvpage.wire.connecting import system_error
@@ -62,8 +61,8 @@ def attach(
     while True:
         answer_s = max(patience.left_s, SHORTEST_ANSWER_S)
         try:
-            where = device if device is not None else device_with(name, runs, answer_s)
-            with _connect(where, runs, client_name, answer_s, asks_at_once=True) as connection:
+            path = socket_with(name, runs, answer_s) if device is None else served_socket(device, runs, answer_s)
+            with Connection(path, client_name=client_name, timeout_s=answer_s, _asks_at_once=True) as connection:
                 return connection.attach(name, plan_id=plan_id, epoch=epoch, wrap=wrap)
         except KvpageError as error:
             patience.wait(error)
@@ -80,14 +79,9 @@ def connect(
 
     `timeout_s`: for connecting and for each answer, the wait for other threads that use it included.
     """
-    return _connect(checked_text("device", device), find_run_directory(run_dir), client_name, timeout_s)
-
-
-def _connect(
-    device: str, runs: RunDirectory, client_name: str | None, timeout_s: float, *, asks_at_once: bool = False
-) -> Connection:
-    path = served_socket(device, runs, checked_seconds("timeout_s", timeout_s))
-    return Connection(path, client_name=client_name, timeout_s=timeout_s, _asks_at_once=asks_at_once)
+    checked_text("device", device)
+    path = served_socket(device, find_run_directory(run_dir), checked_seconds("timeout_s", timeout_s))
+    return Connection(path, client_name=client_name, timeout_s=timeout_s)
 
 
 class Connection:

@@ -55,16 +55,25 @@ def _socket_by_other_name(device: str, runs: RunDirectory, timeout_s: float) -> 
 
 def device_with(name: str, runs: RunDirectory, timeout_s: float) -> str:
     """The one device whose worker has pool `name`; it is not asked when there is only one."""
-    devices = _served_devices(runs)
-    if len(devices) == 1:
-        return devices[0]
-    found: list[str] = []
+    return _worker_with(name, runs, timeout_s)[0]
+
+
+def socket_with(name: str, runs: RunDirectory, timeout_s: float) -> Path:
+    """The socket of the worker of `device_with`."""
+    return _worker_with(name, runs, timeout_s)[1]
+
+
+def _worker_with(name: str, runs: RunDirectory, timeout_s: float) -> tuple[str, Path]:
+    workers = _served_devices(runs)
+    if len(workers) == 1:
+        return workers[0]
+    found: dict[str, Path] = {}
     lost: dict[str, WorkerLost] = {}
-    for device in devices:
+    for device, path in workers:
         try:
-            with WorkerClient(runs.worker_socket(device), timeout_s=timeout_s) as worker:
+            with WorkerClient(path, timeout_s=timeout_s) as worker:
                 worker.ask(messages.FindPool(name=name), messages.PoolState)
-                found.append(device)
+                found[device] = path
         except PoolNotFound:
             continue
         except WorkerLost as error:
@@ -72,17 +81,19 @@ def device_with(name: str, runs: RunDirectory, timeout_s: float) -> str:
     if len(found) > 1:
         raise Conflict(f"pool {shorten(name)!r} exists on {', '.join(found)}; name the device")
     if found:
-        return found[0]
+        return next(iter(found.items()))
     if lost:  # one of them may have it, or its successor will
         device, reason = next(iter(lost.items()))
         raise WorkerLost(f"pool {shorten(name)!r} is on no device whose worker answers; that of {device}: {reason}")
-    raise PoolNotFound(f"no pool {shorten(name)!r} on {', '.join(devices)}; create it first (`kvpage pools create`)")
+    devices = ", ".join(device for device, _ in workers)
+    raise PoolNotFound(f"no pool {shorten(name)!r} on {devices}; create it first (`kvpage pools create`)")
 
 
-def _served_devices(runs: RunDirectory) -> list[str]:
+def _served_devices(runs: RunDirectory) -> list[tuple[str, Path]]:
+    """Each with the socket of its worker."""
     _check_open(runs)
     try:
-        devices = [device for device, _ in runs.worker_sockets()]
+        devices = runs.worker_sockets()
     except OSError as error:
         raise system_error(f"looking for workers in {runs.path}", error) from error
     if not devices:

@@ -32,7 +32,7 @@ class Hold:
         if self._holds is None:
             return
         self.received.fds.close()
-        if isinstance(self.received.body, messages.Attached):
+        if isinstance(self.received.body, messages.Attached) and not self._holds.end_with(self):
             self._holds.client.send_later(messages.Detach(hold_id=self.received.body.hold_id))
         holds, self._holds = self._holds, None  # interrupted before this it sends another message, which is harmless
         holds.forget(self)
@@ -56,6 +56,10 @@ class Holds:
     def close(self) -> None:
         self.closed = True
         self._close_when_unused()
+
+    def end_with(self, hold: Hold) -> bool:
+        """Whether the connection ends when `hold` is forgotten, which says to the worker all that there is to say."""
+        return self.closed and self._living == {id(hold)}
 
     def forget(self, hold: Hold) -> None:
         self._living.discard(id(hold))

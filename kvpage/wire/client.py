@@ -138,9 +138,11 @@ class WorkerClient:
         """
         self._closing = True
         sock = self._socket
-        if not self._turns.take(self._drop, wait_s=0) and sock is not None:
+        if sock is not None:
+            # At once, whoever else has a copy of the descriptor; and whoever has the turn meets the end and closes.
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # whoever has the turn meets the end of the stream and closes
+                sock.shutdown(socket.SHUT_RDWR)
+        self._turns.take(self._drop, wait_s=0)
 
     def __del__(self, _at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._socket is not None and not _at_exit():

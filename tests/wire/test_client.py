@@ -414,3 +414,20 @@ def test_a_forked_child_finds_the_client_closed_and_the_parent_keeps_it(path: Pa
         command = [sys.executable, "-c", FORKING_PROGRAM, str(path)]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "7"
+
+
+def test_a_client_that_closes_ends_the_connection_whoever_has_a_copy_of_it(path: Path) -> None:
+    ended = threading.Event()
+
+    def script(peer: Peer) -> None:
+        with pytest.raises(EOFError):
+            peer.receive()
+        ended.set()
+
+    with scripted_worker(path, script), WorkerClient(path) as client:
+        copy = os.dup(client.fileno())
+        try:
+            client.close()
+            assert ended.wait(10)
+        finally:
+            os.close(copy)
