@@ -1,5 +1,5 @@
-"""vLLM 0.24 to 0.33: what its engine says of a model's caches, as the layers of a plan request; and, for 0.32, a
-connector by which the engine keeps its cache in a pool (docs/vllm.md)."""
+"""vLLM 0.24 to 0.33: what its engine says of a model's caches, as the layers of a plan request; and, for 0.31
+and 0.32, a connector by which the engine keeps its cache in a pool (docs/vllm.md)."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from typing import Any, Self
 from kvpage.errors import Conflict, LayoutUnsupported, NotSupported, shorten
 from kvpage.plans import Plan, TensorView
 
-TESTED_VERSIONS = ((0, 32), (0, 33))
-"""Releases from the first on, and before the second: those that `make test-vllm` has run."""
-TESTED_RANGE = ">=0.32.0,<0.33.0"
+TESTED_VERSIONS = ((0, 31), (0, 33))
+"""Releases from the first on, and before the second: those of which engines were run (docs/vllm.md)."""
+TESTED_RANGE = ">=0.31.0,<0.33.0"
 _NUMBERS = re.compile(r"(\d+)\.(\d+)(?:\.|$|[^\d])")
 
 
