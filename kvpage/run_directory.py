@@ -16,6 +16,7 @@ SYSTEM_RUN_DIRECTORY = Path("/run/kvpage")
 API_SOCKET = "kvpage.sock"
 
 _DEVICE = re.compile(r"host|cuda:[0-9]{1,4}|[A-Za-z][A-Za-z0-9._-]{0,79}")
+_WORKER_SOCKET = re.compile(r"worker-(.*)\.sock", re.DOTALL)
 _NUMBERED = re.compile(r"cuda-([0-9]{1,4})")
 
 
@@ -85,9 +86,12 @@ class RunDirectory:
 
     def worker_sockets(self) -> list[tuple[str, Path]]:
         """Device and socket of every worker that left one here, sorted by device; it may no longer live."""
-        paths = self.path.glob("worker-*.sock")
-        found = [(_device_of(path.name.removeprefix("worker-").removesuffix(".sock")), path) for path in paths]
-        return sorted(found)
+        try:
+            names = os.listdir(self.path)  # each time that somebody attaches, and `glob` takes longer
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return []
+        devices = {name: match[1] for name in names if (match := _WORKER_SOCKET.fullmatch(name))}
+        return sorted((_device_of(device), self.path / name) for name, device in devices.items())
 
     def create(self, group: int | None = None) -> None:
         """Make the folder: mode 0700, or 0750 and owned by the group id `group`.

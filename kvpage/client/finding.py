@@ -135,4 +135,4 @@ def _closed(folder: Path) -> str:
 
 def program_name() -> str:
     """What a client is called that has no name."""
-    return as_name(Path(sys.argv[0]).name) if sys.argv and sys.argv[0] else "python"
+    return as_name(os.path.basename(sys.argv[0])) if sys.argv and sys.argv[0] else "python"
