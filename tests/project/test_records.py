@@ -106,5 +106,5 @@ def test_the_files_named_for_a_metric_are_those_that_name_metrics() -> None:
 
 def test_contributing_tells_how_to_add_each_thing() -> None:
     told = re.findall(r"^### … an? (.+)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    things = ("kind of layer", "family of models", "attention backend", "HTTP operation")
-    assert told == [*things, "metric", "setting", "benchmark", "command", "error code"]
+    things = ("kind of layer", "family of models", "attention backend", "release of vLLM for the connector")
+    assert told == [*things, "HTTP operation", "metric", "setting", "benchmark", "command", "error code"]
