@@ -36,7 +36,7 @@ test-long: lint ## The same with 10,000 random examples for each property, and a
 test-gpu: environment ## Only the tests that need an NVIDIA GPU
 	$(BIN)/pytest -m gpu tests/gpu
 
-test-vllm: ## A real vLLM engine on a CPU, stock and on kvpage's memory (environment of 2.1 GB; 6 minutes)
+test-vllm: ## Real vLLM engines on a CPU: stock, on pools, killed (environment of 2.1 GB)
 	@$(PYTHON) -E scripts/vllm_check.py
 
 lint: environment ## Check style and types only: ruff and mypy

@@ -21,6 +21,7 @@ from environment import own_variables
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "scripts" / "vllm_checks" / "requirements.txt"
 SCENARIO = ROOT / "scripts" / "vllm_checks" / "scenario.py"
+STORE_SCENARIO = ROOT / "scripts" / "vllm_checks" / "store_scenario.py"
 TRACES = ROOT / "tests" / "data"
 TORCH = "torch==2.13.0+cpu"
 """What the wheel of vLLM is built for. The version without +cpu may stand for a build of gigabytes for a GPU."""
@@ -79,8 +80,11 @@ def main() -> int:
         print(f"NOT RUN: the environment for vLLM cannot be made: {error}", file=sys.stderr)
         return NOT_RUN
     environment = own_variables() | {"PYTHONPATH": str(ROOT / "scripts"), "PYTHONSAFEPATH": "1"}
-    done = subprocess.run([str(python), str(SCENARIO), str(TRACES)], env=environment, cwd=folder, check=False)
-    return FAILED if done.returncode else 0
+    for command in ([str(SCENARIO), str(TRACES)], [str(STORE_SCENARIO)]):
+        done = subprocess.run([str(python), *command], env=environment, cwd=folder, check=False)
+        if done.returncode:
+            return FAILED
+    return 0
 
 
 if __name__ == "__main__":

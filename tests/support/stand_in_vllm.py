@@ -50,9 +50,13 @@ def _base_classes(trace: Fields) -> tuple[type, type]:
 
     def abstract(*_args: Any, **_more: Any) -> None: ...
 
+    def bind(self: Any, metadata: Any = None) -> None:
+        self.bound = metadata
+
     abstract.__isabstractmethod__ = True  # type: ignore[attr-defined]
     of_all_groups = {"request_finished_all_groups": abstract}
     inherited: Fields = dict.fromkeys(names - of_all_groups.keys(), nothing) | {"__init__": init}
+    inherited |= {"bind_connector_metadata": bind, "_get_connector_metadata": lambda self: self.bound}
     inherited |= {name: abstract for name in trace["abstract"] if name not in of_all_groups}
     return type("KVConnectorBase_V1", (ABC,), inherited), type("SupportsHMA", (ABC,), of_all_groups)
 
@@ -146,7 +150,7 @@ class StandInEngine:
     def __init__(self, trace: Fields, connector: type, config: Any) -> None:
         self.trace, self.caches = copy.deepcopy(trace), {}  # type: tuple[Fields, dict[str, torch.Tensor]]
         self._connector, self._config = connector, config
-        self._by_role: dict[str, Any] = {}
+        self.by_role: dict[str, Any] = {}
         self._context: Any = None
         self._buffer: torch.Tensor | None = None
         self.answers: Fields = {}
@@ -171,7 +175,7 @@ class StandInEngine:
     def _do(self, call: Fields) -> Any:
         name, role = call["call"], call["role"]
         if name == "__init__":
-            self._by_role[role] = self._make(role)
+            self.by_role[role] = self.make(role)
         elif name == "enter":
             self._context = self.answers["get_mem_pool_context"]
             self._context.__enter__()
@@ -181,12 +185,12 @@ class StandInEngine:
             self._context.__exit__(None, None, None)
         elif name == "register_kv_caches":
             self.caches = {layer: self._view(noted) for layer, noted in call["tensors"].items()}
-            return self._by_role[role].register_kv_caches(self.caches)
+            return self.by_role[role].register_kv_caches(self.caches)
         else:
-            return getattr(self._by_role[role], name)(*ARGUMENTS.get(name, ()))
+            return getattr(self.by_role[role], name)(*ARGUMENTS.get(name, ()))
         return None
 
-    def _make(self, role: str) -> Any:
+    def make(self, role: str) -> Any:
         return self._connector(self._config, Role[role.upper()], config_from(self.trace["config"]))
 
     def _allocate(self, call: Fields) -> None:
@@ -203,7 +207,7 @@ class StandInEngine:
 
     def close(self) -> None:
         """As at the end of a process."""
-        for connector in self._by_role.values():
+        for connector in self.by_role.values():
             connector.shutdown()
         self.caches, self._buffer, self._context = {}, None, None
         self.answers.clear()
@@ -214,6 +218,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "get_num_new_matched_tokens": (_NONE, 0),
     "update_state_after_alloc": (_NONE, _NONE, 0),
     "build_connector_meta": (_NONE,),
+    "update_connector_output": (_NONE,),
     "wait_for_layer_load": ("a layer",),
     "save_kv_layer": ("a layer", _NONE, _NONE),
     "start_load_kv": (_NONE,),

@@ -19,9 +19,10 @@ from kvpage.client.leasing import open_lease
 from kvpage.errors import Conflict, LayoutUnsupported, NotSupported, OutOfBlocks, SpecInvalid, StaleHandle, shorten
 from kvpage.integrations.vllm.engine_checks import Registered, check_registered
 from kvpage.integrations.vllm.engine_plan import EnginePlan
+from kvpage.integrations.vllm.store_choice import STORE_KEYS
 from kvpage.plans import Plan
 
-_KEYS = ("pool", "run_dir", "device")
+_KEYS = ("pool", "run_dir", "device")  # and those of the store
 _MAKING_S = 600.0
 """Committing memory takes a worker about 0.3 s for each GiB."""
 _PATIENCE_S = 10.0
@@ -41,8 +42,11 @@ class PoolChoice:
         """From `kv_connector_extra_config`. Raises `SpecInvalid` for what is not one of its keys or no text."""
         extra: Mapping[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
         for key, value in extra.items():
+            if key in STORE_KEYS:
+                continue
             if key not in _KEYS:
-                raise SpecInvalid(f"kv_connector_extra_config has {shorten(key)!r}; kvpage takes {', '.join(_KEYS)}")
+                taken = ", ".join((*_KEYS, *STORE_KEYS))
+                raise SpecInvalid(f"kv_connector_extra_config has {shorten(key)!r}; kvpage takes {taken}")
             if not isinstance(value, str) or not value:
                 raise SpecInvalid(f"kv_connector_extra_config: {key} is a text, not {shorten(repr(value))}")
         parallel = vllm_config.parallel_config
