@@ -47,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for other processes. The command line bounds it."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """All processes of a run have one seed: they must choose the same cases, and the header names it."""
     node.workerinput["seed"] = node.config.option.hypothesis_seed
